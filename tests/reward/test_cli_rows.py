@@ -129,7 +129,7 @@ def test_the_samples_of_an_evaluation_belong_together_in_their_set_and_decoding(
     for step, name, decoding in product((0, 5), ("eval/a", "eval/b"), ("sampled", "greedy")):
         prompt = PromptRow(index=0, token_ids=[1], prompt="Hi", columns={}, dataset=name)
         episodes = [completion("a", [1], [-1.0], "x", "stop", [(1, 1)])] * (2 if decoding == "sampled" else 1)
-        log.write(step, [Group(0, prompt, episodes)], decoding=decoding)
+        log.write_evaluation(step, {decoding: [Group(0, prompt, episodes)]})
     log.close()
     found = Counter(row.group for row in read_rows(tmp_path / "eval_completions.jsonl"))
     assert sorted(found.values()) == [1] * 4 + [2] * 4

@@ -167,10 +167,17 @@ def test_a_name_or_a_setting_that_does_not_fit_the_estimator_is_refused(settings
     [
         ("return 1 / 0", r"own.py:own raised ZeroDivisionError in line 3: division by zero"),
         ("return None", "own.py:own raised TypeError: 'NoneType' object is not iterable"),
+        (
+            "yield from [[float('inf'), 0.0], [None]]",
+            "returned 1 advantages that are no finite numbers, such as inf",
+        ),
         ("return [[0.5]]", "own.py:own returned 1 advantages in 1 groups for 3 totals in 2"),
         ("return [[0.5, 1.0, 2.0], [None]]", "own.py:own returned 4 advantages in 2 groups for 3 totals in 2"),
-        ("return [[0.5, float('nan')], [None]]", "own.py:own returned 1 advantages that are not finite, such as nan"),
-        ("return [[0.5, 'x'], [None]]", "own.py:own raised ValueError: could not convert string to float"),
+        (
+            "return [[0.5, float('nan')], [None]]",
+            "returned 1 advantages that are no finite numbers, such as nan",
+        ),
+        ("return [[0.5, 'x'], [None]]", "returned 1 advantages that are no finite numbers, such as 'x'"),
     ],
 )
 def test_an_own_estimator_that_fails_is_named(tmp_path: Path, code: str, message: str):
@@ -179,3 +186,12 @@ def test_an_own_estimator_that_fails_is_named(tmp_path: Path, code: str, message
     algorithm = AlgorithmConfig(advantage_estimator=f"{tmp_path}/own.py:own")
     with pytest.raises(UpdateError, match=message):
         estimator_of(algorithm)(Rewards([[1.0, 0.0], [None]], {}, {}), algorithm)
+
+
+def test_what_an_own_estimator_gives_for_no_total_does_not_count(tmp_path: Path):
+    """As from a mean by numpy; and it may yield its groups."""
+    (tmp_path / "own.py").write_text("def own(rewards, algorithm):\n    yield [0.5, float('nan')]\n")
+    as_in_a_new_process("own")
+    algorithm = AlgorithmConfig(advantage_estimator=f"{tmp_path}/own.py:own")
+    [[first, _]] = estimator_of(algorithm)(Rewards([[1.0, None]], {}, {}), algorithm)
+    assert first == 0.5

@@ -83,6 +83,16 @@ class TestStore:
             assert told in caplog.text
             caplog.clear()
 
+    def test_another_limit_that_leaves_out_other_rows_gives_other_rows(self, tmp_path, tokenizer):
+        """A resume must not take them for those of before: the order of the run is one of their numbers."""
+        dataset = write(tmp_path / "rows.jsonl", *({"prompt": "x" * length} for length in (10, 70, 20)))
+        digests = []
+        for limit in (64, 15, 90, 99):
+            config = DataConfig(dataset=dataset, max_prompt_length=limit, overlong_prompts="drop")
+            digests.append(load_prompt_rows(config, tokenizer).summary.rows_digest)
+        assert len(set(digests)) == 3
+        assert digests[2] == digests[3] == load_prompt_rows(DataConfig(dataset=dataset), tokenizer).summary.rows_digest
+
     def test_repeated_rows_have_their_numbers_in_the_dataset(self, tmp_path, tokenizer):
         dataset = write(tmp_path / "rows.jsonl", *({"prompt": text} for text in ("x" * 70, "a", "b", "a")))
         rows = load_prompt_rows(DataConfig(dataset=dataset, max_prompt_length=64, overlong_prompts="drop"), tokenizer)

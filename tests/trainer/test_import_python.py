@@ -252,10 +252,11 @@ LOAD = "from_pretrained('m', {})\nGRPOTrainer(model=model, train_dataset=load_da
           "model.chat_template": "{{ messages }}"}, ""),
         ("from unsloth import FastLanguageModel\nmodel, _ = FastLanguageModel.from_pretrained('m', load_in_4bit=False, "
          "max_seq_length=2048, gpu_memory_utilization=0.7)\n"
-         "args = GRPOConfig(num_generations=4, per_device_train_batch_size=1, max_completion_length=1024, "
+         "args = GRPOConfig(num_generations=4, per_device_train_batch_size=1, gradient_accumulation_steps=2, "
+         "max_completion_length=1024, "
          "vllm_sampling_params=SamplingParams(min_p=0.1, top_p=None, seed=3, stop=['x']))\n"
          "GRPOTrainer(model=model, args=args, train_dataset=load_dataset('d'), reward_funcs='r')\n",
-         {"rollout.min_p": 0.1, "rollout.generation_batch_size": 4, "data.max_prompt_length": 1024},
+         {"rollout.min_p": 0.1, "rollout.generation_batch_size": 8, "data.max_prompt_length": 1024},
          "per_device_train_batch_size 1 is 4, which Unsloth makes of it"),
         ("config = ModelConfig(model_name_or_path='m', torch_dtype='float32', use_peft=True, lora_r=4)\n"
          "GRPOTrainer(model=config.model_name_or_path, train_dataset=load_dataset('d'), reward_funcs='r', "

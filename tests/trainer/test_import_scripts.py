@@ -98,6 +98,14 @@ def test_what_ms_swift_does_by_an_option_or_without_it(
     assert remark is None or remark in said
 
 
+def test_the_processes_of_deepspeed_are_those_of_its_slots(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    script = tmp_path / "trl_train.sh"
+    script.write_text(f"deepspeed --include localhost:0,2 train.py {' '.join(TRL)}\n")
+    run = yaml.safe_load(imported(capsys, script)[0])
+    assert run["deepspeed"]["nproc_per_node"] == 2
+    assert run["rollout"]["generation_batch_size"] == 16
+
+
 def test_a_quantized_model_is_served_and_trained_as_it_is_written(capsys: pytest.CaptureFixture[str]):
     text, _ = imported(capsys, *TRL, "--use_peft", "--load_in_4bit")
     assert yaml.safe_load(text)["model"]["name_or_path"] == "models/m-nf4"
@@ -118,9 +126,9 @@ def test_an_adapter_to_start_from_describes_itself(
     Path("sft/adapter_config.json").write_text(
         '{"r": 4, "lora_alpha": 6, "target_modules": ["q_proj"], "use_rslora": false, "target_parameters": null}'
     )
-    described = {"r": 4, "alpha": 6, "target_modules": ["q_proj"], "adapter": "sft"}
+    described = {"r": 4, "alpha": 6, "target_modules": ["q_proj"], "use_rslora": False, "adapter": "sft"}
     swift = ["--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs", "format"]
-    text, said = imported(capsys, *swift, "--num_generations", 1, "--adapters", "sft")
+    text, said = imported(capsys, *swift, "--num_generations", 1, "--adapters", "sft", "--use_rslora", "true")
     assert described.items() <= yaml.safe_load(text)["model"]["lora"].items()
     assert "its files are not here" not in said
     assert "its files are not here" in imported(capsys, *swift, "--num_generations", 1, "--adapters", "away")[1]
@@ -128,7 +136,9 @@ def test_an_adapter_to_start_from_describes_itself(
         "model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained('m'), 'sft', is_trainable=True)\n"
         "GRPOTrainer(model=model, train_dataset=load_dataset('d'), reward_funcs='r')\n"
     )
-    model = yaml.safe_load(imported(capsys, "train.py", "--num_processes", 1)[0])["model"]
+    text, said = imported(capsys, "train.py", "--num_processes", 1)
+    model = yaml.safe_load(text)["model"]
+    assert "all-linear" not in said
     assert model["name_or_path"] == "m"
     assert described.items() <= model["lora"].items()
 

@@ -6,18 +6,22 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
+from tests.trainer.made_episodes import completion
 
 from grpo_proto import ErrorDetail, FatalError
 from grpo_trainer import loop
+from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.callbacks import Callbacks, StopRun
 from grpo_trainer.checkpoint.best import BestCheckpoint
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.weights import WeightsConfig
+from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import CallbackError, DiskError, GuardStop, RunError, ServersError, UpdateError
 from grpo_trainer.fleet import push as stage
 from grpo_trainer.fleet.event_loop import EventLoopThread
@@ -293,6 +297,41 @@ def test_the_last_step_is_evaluated_also_when_a_callback_has_chosen_it(monkeypat
     steps.call(stop)
     assert loop.train(steps.run, step=4) == 5
     assert steps.last(4) == [("finish", 5), ("eval", 5), ("complete", 5), ("save", 5)]
+
+
+def test_a_late_evaluation_that_no_server_makes_loses_no_step(monkeypatch: pytest.MonkeyPatch):
+    def stop(step: int, metrics: Any) -> None:
+        if step == 5:
+            raise StopRun("enough")
+
+    steps = Steps(monkeypatch, "none", None)
+    steps.call(stop)
+
+    def fail(*_: object) -> None:
+        raise ServersError("nobody answers")
+
+    monkeypatch.setattr(loop, "evaluate", fail)
+    with pytest.raises(ServersError, match="nobody answers"):
+        loop.train(steps.run, step=4)
+    assert steps.last(2) == [("finish", 5), ("save", 5)]
+    assert steps.completed[-1]
+
+
+@pytest.mark.parametrize(
+    ("num_truncated", "num_failed", "goes_on"), [(16, 0, True), (9, 7, True), (1, 15, False), (0, 16, False)]
+)
+def test_a_batch_that_is_masked_makes_no_update_and_one_that_is_lost_ends_the_run(
+    num_truncated: int, num_failed: int, goes_on: bool, caplog: pytest.LogCaptureFixture
+):
+    cut = replace(completion("a", [1], [-0.1], "t", "length", [(1, 1)]), advantage=0.5, total=1.0)
+    failed = completion("b", [1], [-0.1], "t", "stop", [(1, 1)])
+    group = Group(0, PromptRow(0, [1], "p", {}), [cut] * num_truncated + [failed] * num_failed)
+    config: Any = SimpleNamespace(
+        algorithm=AlgorithmConfig(mask_truncated_completions=True), rollout=SimpleNamespace(max_completion_length=9)
+    )
+    with nullcontext() if goes_on else pytest.raises(ServersError, match="no sample of the batch can be trained on"):
+        loop.check_only_masked([group], config, step=3)
+    assert ("step 3 makes no update" in caplog.text) == goes_on
 
 
 def test_a_policy_that_cannot_be_trusted_is_not_saved(monkeypatch: pytest.MonkeyPatch):

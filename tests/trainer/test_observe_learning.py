@@ -186,6 +186,20 @@ def test_a_resumed_run_goes_on_with_the_window_that_it_had(tmp_path: Path):
     assert [bool(decisions) for decisions in found] == [False] * (WINDOW - 1) + [True]
 
 
+def test_a_rule_that_has_warned_acts_again_when_it_may_stop_now(tmp_path: Path):
+    bad = GOOD | {"completions/clipped_ratio": 1.0}
+    file = StepFile(tmp_path / METRICS_FILE, keep_through_step=None)
+    file.append({"step": step, **bad} for step in range(1, 30))
+    file.close()
+    decisions = DecisionLog(tmp_path, resumed_step=None)
+    decisions.write(WINDOW, [Decision("clipped", "warn", "nearly all were cut off"), Decision("callbacks", "stop", "")])
+    decisions.close()
+    for action, acts in (("warn", []), ("stop", ["stop"])):
+        watch = LearningWatch(GuardsConfig.model_validate({"clipped": action}))
+        watch.restore(tmp_path)
+        assert [decision.action for decision in watch.step_done(bad)] == acts
+
+
 def test_a_reward_that_fails_is_named_with_its_first_reason_and_one_that_does_not_judge_is_not():
     watch = LearningWatch()
     fails = MissingScores("raises", "error", 94, 256, "ValueError: \u202eno number")

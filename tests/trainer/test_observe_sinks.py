@@ -50,6 +50,8 @@ def test_an_identity_is_kept_on_resume_and_new_otherwise(tmp_path: Path):
     assert run_identity(copy, "wandb", resumed=True) == forked
     assert run_identity(tmp_path, "wandb", resumed=True) == first
     assert run_identity(tmp_path, "wandb", resumed=False) != first
+    (tmp_path / "wandb_id.txt").write_text("")
+    assert run_identity(tmp_path, "wandb", resumed=True)
 
 
 @pytest.mark.processes

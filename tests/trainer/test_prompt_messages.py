@@ -55,7 +55,11 @@ class TestMessages:
     def test_a_system_message_that_data_system_replaces_is_named(self, tmp_path, tokenizer, caplog):
         row = {"prompt": [{"role": "system", "content": "S1"}, {"role": "user", "content": "hi"}]}
         assert load(tmp_path, tokenizer, row, system="S2")[0].prompt[0]["content"] == "S2"
-        assert "row 1: data.system stands in place of its own system message" in caplog.text
+        assert "row 1: the prompt has data.system in place of the system message of its row" in caplog.text
+        caplog.clear()
+        load(tmp_path, tokenizer, row | {"q": "hi"}, system="S2", prompt_template="{q}")
+        load(tmp_path, tokenizer, {"prompt": ["hi"]}, system="S2", prompt_template="{prompt[0]}")
+        assert "in place of" not in caplog.text
 
     @pytest.mark.parametrize(
         "call",

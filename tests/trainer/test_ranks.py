@@ -44,7 +44,7 @@ def test_every_rank_gets_what_rank_0_sends_and_its_own_part_of_the_arrays(tmp_pa
 
 CREW_PROGRAM = """
 import json
-from grpo_trainer.errors import RunError, UsageError
+from grpo_trainer.errors import RunError, UpdateError, UsageError
 from grpo_trainer.observe.run_status import RunStatus
 from grpo_trainer.ranks.crew import Crew, follow
 from grpo_trainer.ranks.ranks import join_ranks
@@ -61,6 +61,8 @@ class Work:
     def fail_on(self, rank):
         if ranks.rank == rank or rank is None:
             raise RunError("it cannot be done", "try another", exit_status=3)
+        if rank == "each":
+            raise UpdateError(f"not {ranks.rank}", "try another")
 
 commands, run = ("count", "fail_on"), RunStatus("run", heartbeat_bound_s=60.0)
 if ranks.rank:
@@ -71,11 +73,11 @@ else:
     try:
         with Crew(ranks, Work(), commands, run) as crew:
             said.append(crew.gather("count", 5))
-            for rank in (0, 1, None):
+            for rank in (0, 1, None, "each"):
                 try:
                     crew.do("fail_on", rank)
                 except RunError as error:
-                    said.append([error.message, error.hint])
+                    said.append([type(error).__name__, error.message, error.hint])
             {ending}
     except (Exception, SystemExit) as error:
         said.append(type(error).__name__)
@@ -100,9 +102,10 @@ def test_the_others_do_what_rank_0_commands_answer_and_end_as_it_does(
     first, second = outputs_of_two_ranks(CREW_PROGRAM.replace("{ending}", ending), tmp_path)
     assert json.loads(first.splitlines()[-1]) == [
         [[0, 5], [1, 5]],
-        ["rank 0: it cannot be done", None],
-        ["rank 1: it cannot be done", None],
-        ["it cannot be done", "try another"],
+        ["RunError", "rank 0: it cannot be done", None],
+        ["RunError", "rank 1: it cannot be done", None],
+        ["RunError", "it cannot be done", "try another"],
+        ["UpdateError", "rank 0: not 0; rank 1: not 1", "try another"],
         *kind,
     ]
     assert json.loads(second.splitlines()[-1]) == [status, [5]]

@@ -114,8 +114,13 @@ def test_a_run_goes_back_max_rollbacks_times(tmp_path: Path):
     save(config, 3)
     with pytest.raises(GuardStop) as stop:
         obey_guards(config, Judge(), 4)  # type: ignore[arg-type]
-    assert str(stop.value.hint).endswith("to go on from before that, remove the checkpoints after step 1 first")
-    assert 1 in to_go_back_to(config, 4, stops=True), "the run can go on from there"
+    folder = config.run_dir / "checkpoints"
+    assert str(stop.value.hint).endswith(
+        f"to go on from before that, move the checkpoints after step 1 out of {folder} first"
+    )
+    for acts in ("rollback", "stop"):
+        ends = configured(tmp_path, kl=acts)
+        assert 1 in to_go_back_to(ends, 4, stops=True), "the run can go on from there"
 
 
 def test_the_checkpoint_to_go_back_to_is_kept_beside_the_newest(tmp_path: Path):

@@ -62,7 +62,10 @@ def obey_guards(config: RunConfig, journal: Journal, step: int) -> WayBack | Non
 def _from_where(config: RunConfig, step: int) -> str:
     """How to go on from before the window: a resume takes the newest checkpoint, which is of the step that stops."""
     good = _good_steps(config, step, list_steps(config.run_dir))
-    return f"; to go on from before that, remove the checkpoints after step {good[-1]} first" if good else ""
+    if not good:
+        return ""
+    folder = config.run_dir / "checkpoints"
+    return f"; to go on from before that, move the checkpoints after step {good[-1]} out of {folder} first"
 
 
 def _find_way_back(config: RunConfig, decision: Decision, step: int) -> WayBack | Obstacle:
@@ -83,22 +86,18 @@ def _find_way_back(config: RunConfig, decision: Decision, step: int) -> WayBack 
 
 
 def to_go_back_to(config: RunConfig, step: int, *, stops: bool = False) -> set[int]:
-    """Return the steps of the checkpoints that are kept for a rollback, while that of `step` is being written.
+    """Return the steps of the checkpoints that are kept for the rules, while that of `step` is being written.
 
-    They are the newest from before the window of the next step, and the oldest inside: it comes after the other, which
-    so is never removed before there is a newer one. With each of them the best that it knows, which is the run's best
-    after going back there. Empty when no rule goes back.
-
-    `stops`: a rule ends the run after this step. The newest from before its own window is kept, too: from there the run
-    can go on when somebody has mended what went wrong.
+    When a rule `stops` the run after this step, it is the newest from before its window: from there the run can go on
+    when somebody has mended what went wrong. Where a rule may go back, they are the newest from before the window of
+    the next step, and the oldest inside: it comes after the other, which so is never removed before there is a newer
+    one. With each of them the best that it knows, which is the run's best after going back there.
     """
-    if not config.guards.rollback_rules:
-        return set()
     steps = [*list_steps(config.run_dir), step]
-    good = _good_steps(config, step + 1, steps)
-    kept = {*good[-1:], *steps[len(good) : len(good) + 1]}
-    if stops:
-        kept |= {*_good_steps(config, step, steps)[-1:]}
+    kept = {*_good_steps(config, step, steps)[-1:]} if stops else set[int]()
+    if config.guards.rollback_rules:
+        good = _good_steps(config, step + 1, steps)
+        kept |= {*good[-1:], *steps[len(good) : len(good) + 1]}
     return kept | {best for one in kept - {step} if (best := best_known_at(config.run_dir, one)) is not None}
 
 

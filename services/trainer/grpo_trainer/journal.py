@@ -57,11 +57,16 @@ class Journal:
         )
         self.completions: CompletionLog | None = None
         self.eval_completions: CompletionLog | None = None
+        part_mib = config.logging.completions_part_mib
         if config.logging.log_completions:
-            part_mib = config.logging.completions_part_mib
-            self.completions, self.eval_completions = (
-                CompletionLog(run_dir / name, resumed_step=resumed_step, part_mib=part_mib)
-                for name in (COMPLETIONS_FILE, EVAL_COMPLETIONS_FILE)
+            self.completions = CompletionLog(run_dir / COMPLETIONS_FILE, resumed_step=resumed_step, part_mib=part_mib)
+        if config.logging.log_completions and config.has_held_out_rows:
+            # Without its metrics an evaluation is made again: a kill came between the two.
+            redone = resumed_step is not None and totals.evaluated_step != resumed_step
+            self.eval_completions = CompletionLog(
+                run_dir / EVAL_COMPLETIONS_FILE,
+                resumed_step=resumed_step - 1 if redone and resumed_step else resumed_step,
+                part_mib=part_mib,
             )
         self.decisions = DecisionLog(run_dir, resumed_step=resumed_step)
         untaught = [name for name in config.data.datasets if name not in config.teachers]
@@ -186,8 +191,7 @@ class Journal:
         self.add(metrics)
         if self.eval_completions:
             with self._keeping_failure():
-                for decoding, sampled in groups.items():
-                    self.eval_completions.write(step, sampled, decoding=decoding)
+                self.eval_completions.write_evaluation(step, groups)
         if step == 0:
             self.totals.evaluation_before = metrics
         else:

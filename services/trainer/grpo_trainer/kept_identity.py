@@ -13,7 +13,7 @@ from .atomic_file import write_text_atomically
 def kept_identity(file: Path, new: Callable[[], str]) -> tuple[str, str | None]:
     """Return the identity in `file`; for a copy, and without a file, a `new` one, which is written there, with the
     identity of which it is a copy, if it is one. Raises OSError."""
-    found, *inode = file.read_text().splitlines() if file.exists() else [""]
+    found, *inode = (file.read_text().splitlines() if file.exists() else []) or [""]
     if found and (not inode or int(inode[0]) == file.stat().st_ino):
         return found, None
     made = new()

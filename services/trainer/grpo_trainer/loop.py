@@ -123,7 +123,10 @@ def train(run: Run, *, step: int) -> int | WayBack:
         raise
 
     if failure is None and run.callbacks.stop is not None:  # the last step, which a callback has chosen after it
-        evaluate_late(run, step)
+        try:
+            evaluate_late(run, step)
+        except ServersError as error:
+            failure = error
     # A step whose policy no server took is done all the same.
     if step > finished:
         finish_step(run, step)
@@ -173,12 +176,12 @@ def sample_and_score(run: Run, *, version: int) -> list[TrainingSequence] | None
 
 
 def check_only_masked(groups: list[Group], config: RunConfig, *, step: int) -> None:
-    """Warn of a batch of which nothing is trained on because `mask_truncated_completions` masks it: its step makes no
-    update. Raises ServersError for one that has other reasons."""
+    """Warn of a batch of which nothing is trained on because `mask_truncated_completions` masks most of it: its step
+    makes no update. Raises ServersError for one that is mostly lost to other reasons."""
     masks = config.algorithm.mask_truncated_completions
     reasons = Counter(str(one.left_out_because(mask_truncated=masks)) for group in groups for one in group.episodes)
     told = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
-    if not reasons["truncated"]:
+    if reasons.most_common(1)[0][0] != "truncated":
         raise ServersError(f"no sample of the batch can be trained on: {told}")
     log.warning(
         "step %d makes no update: no sample can be trained on (%s); raise rollout.max_completion_length %d, which cuts "

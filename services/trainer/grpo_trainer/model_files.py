@@ -42,6 +42,8 @@ def what_it_is(name_or_path: str) -> str | None:
         base = json.loads((folder / "adapter_config.json").read_text()).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError):
         return None
+    if not base:
+        return None
     return (
         f"it is an adapter of {base}: set model.name_or_path to {base} and model.lora.adapter to {name_or_path}, or "
         "take a folder model-merged"

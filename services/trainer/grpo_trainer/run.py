@@ -263,6 +263,9 @@ def _train(
     step = state["step"] if state else 0
     totals = RunTotals(**state["totals"]) if state else RunTotals()
     resumed_step = step if state else None
+    late = evaluation_of(config.run_dir, step) if state and totals.evaluated_step != step else {}
+    if late:  # made after the checkpoint was: by a process that had resumed at this step
+        totals.evaluation_after, totals.evaluated_step = late, step
     with (
         Journal(config, status, stop, max_steps=max_steps, resumed_step=resumed_step, totals=totals) as journal,
         ExitStack() as ending,
@@ -281,9 +284,7 @@ def _train(
             callbacks=callbacks,
             kept=kept,
         )
-        if state and (late := evaluation_of(config.run_dir, step)) and totals.evaluated_step != step:
-            # Made after the checkpoint was: by a process that has resumed at this step.
-            totals.evaluation_after, totals.evaluated_step = late, step
+        if late:
             parts.best.judge(step, late)
         callbacks.begin(step, stage=journal.stage)
         ending.push(callbacks)
@@ -296,7 +297,7 @@ def _train(
         if isinstance(finished, WayBack):
             ending.pop_all()  # this is no end for the callbacks
             return finished
-        is_done = finished >= max_steps or ends_early(parts)
+        is_done, model_step = finished >= max_steps or ends_early(parts), finished
         if not is_done:
             log.info("stopped after step %d of %d; go on with --resume", finished, max_steps)
         else:
@@ -305,10 +306,11 @@ def _train(
                 log.info("stopped early after step %d: the best %s is of step %s", finished, found.metric, found.step)
             with journal.stage("save"):
                 if config.checkpoint.load_best_at_end:
-                    load_best(config, parts.best, crew, step=finished)
+                    model_step = load_best(config, parts.best, crew, step=finished)
                 for folder in final:
                     folder.save(crew)
-        write_report_and_summary(config, journal.final_totals(), steps=finished, facts=parts.best.facts())
+        facts = parts.best.facts() | ({"model_step": model_step} if is_done else {})
+        write_report_and_summary(config, journal.final_totals(), steps=finished, facts=facts)
         if is_done:
             status.done()
     return None

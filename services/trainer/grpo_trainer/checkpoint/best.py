@@ -90,13 +90,14 @@ def best_known_at(run_dir: Path, step: int) -> int | None:
     return best
 
 
-def load_best(config: RunConfig, best: BestCheckpoint, crew: Crew, *, step: int) -> None:
-    """Load the best checkpoint for the final model, after the last step `step`."""
+def load_best(config: RunConfig, best: BestCheckpoint, crew: Crew, *, step: int) -> int:
+    """Load the best checkpoint for the final model, after the last step `step`. Returns the step that it is of."""
     if best.step is None or best.step == step:
-        return
+        return step
     found = newest_whole(config.run_dir, [best.step])
     if found is None:
         log.warning("the best checkpoint, of step %d, is damaged: the final model is that of step %d", best.step, step)
-        return
+        return step
     crew.do("load_engine", str(found[0] / "engine"))
     log.info("the final model is that of step %d, the best %s", best.step, best.metric)
+    return best.step

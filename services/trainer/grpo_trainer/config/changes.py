@@ -22,7 +22,7 @@ def changed_settings(before: Path, config: RunConfig) -> list[str]:
 
 def _changes(old: Mapping[str, Any], section: BaseModel, above: str = "") -> Iterator[str]:
     plain = section.model_dump(mode="json")
-    for name in (name for name in plain if name in old):
+    for name in (name for name in plain if name in old and f"{above}{name}" != "run_dir"):  # a folder may move
         setting, value = f"{above}{name}", getattr(section, name)
         if isinstance(value, BaseModel) and isinstance(old[name], Mapping):
             yield from _changes(old[name], value, f"{setting}.")

@@ -10,11 +10,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def prompt_doubts(row: PromptRow, tokenizer: "PreTrainedTokenizerBase", *, dataset: str) -> list[str]:
-    """Return a sentence for each oddity: two BOS tokens or none, an EOS behind the prompt, tools that are not shown."""
+def prompt_doubts(
+    row: PromptRow, tokenizer: "PreTrainedTokenizerBase", *, dataset: str, system_replaces: bool = False
+) -> list[str]:
+    """Return a sentence for each oddity: two BOS tokens or none, an EOS behind the prompt, tools that are not shown,
+    and a system message of the row in whose place `data.system` stands."""
     where = f"dataset {dataset}, row {row.index + 1}: the prompt"
     ids, bos, eos = row.token_ids, tokenizer.bos_token_id, tokenizer.eos_token_id
     doubts = []
+    if system_replaces:
+        doubts.append(f"{where} has data.system in place of the system message of its row")
     if bos is not None and ids[:2] == [bos, bos]:
         doubts.append(
             f"{where} begins with {tokenizer.bos_token} twice; take it out of the rows or of the chat template"

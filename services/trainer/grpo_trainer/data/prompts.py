@@ -140,6 +140,13 @@ class PromptMaker:
         """The tools of each row, which a chat template shows. Raises UsageError."""
         return [read_tools(row, f"dataset {dataset}, row {number}") for number, row in enumerate(rows, start=first_row)]
 
+    def replaces_system(self, row: Mapping[str, Any]) -> bool:
+        """Whether `data.system` stands in place of a system message that the row's prompt has."""
+        given = row.get(self.prompt_column)
+        first = next(iter(messages_of_text(given) or given), None) if isinstance(given, str | list) else None
+        as_given = self.recipe == "none" and self.prompt_template is None
+        return as_given and bool(self.system) and isinstance(first, dict) and first.get("role") == "system"
+
     def token_ids(
         self,
         prompts: Sequence[Prompt],

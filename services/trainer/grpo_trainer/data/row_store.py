@@ -37,8 +37,9 @@ class Summary:
     """Facts about all rows together. Lengths are those of the prompts, in tokens; without rows both are 0.
 
     `fingerprint` stands for everything that decides the rows (see rows.py); None where that is not known.
-    `rows_digest` is a SHA-256 of the dataset's rows as they were read, in their order, and `prompts_digest` is one of
-    the token ids of their prompts: another path or time of a file changes neither. Both are empty without rows.
+    `rows_digest` is a SHA-256 of the dataset's rows as they were read, in their order, and of which are left out;
+    `prompts_digest` is one of the token ids of their prompts: another path or time of a file changes neither. Both are
+    empty without rows.
     """
 
     fingerprint: str | None
@@ -148,7 +149,7 @@ def _write(
     rows_digest: Callable[[], str],
     num_dropped: Callable[[], int],
 ) -> None:
-    summary, prompts = Summary(fingerprint), hashlib.sha256()
+    summary, prompts, numbers = Summary(fingerprint), hashlib.sha256(), hashlib.sha256()
     with pa.ipc.new_file(file, _SCHEMA) as writer:
         for batch in batches:
             if summary.num_rows % summary.rows_per_batch:
@@ -160,11 +161,13 @@ def _write(
             )
             for ids in batch.token_ids:
                 prompts.update(array("i", [len(ids), *ids]).tobytes())
+            numbers.update(array("q", batch.numbers).tobytes())
             summary = summary.with_batch(batch)
         if summary.num_rows:
-            summary = replace(
-                summary, rows_digest=rows_digest(), num_dropped=num_dropped(), prompts_digest=prompts.hexdigest()
-            )
+            digest, dropped = rows_digest(), num_dropped()
+            if dropped:
+                digest = hashlib.sha256(digest.encode() + numbers.digest()).hexdigest()
+            summary = replace(summary, rows_digest=digest, num_dropped=dropped, prompts_digest=prompts.hexdigest())
         writer.write_batch(_record_batch([], [], [], []), custom_metadata={_SUMMARY: json.dumps(asdict(summary))})
 
 

@@ -20,7 +20,6 @@ from ..extension import file_hash
 from .batches import LengthCheck, prepared_batches
 from .episode_rows import RowsOfEpisodes, lacks_prompts, source_of, with_environments
 from .first_row import prompt_doubts
-from .messages import messages_of_text
 from .prompts import PromptMaker
 from .rendering import unread_settings
 from .row_store import RowStore, open_rows, write_rows
@@ -121,11 +120,9 @@ def _told(
             dataset, dropped, dropped + len(rows), config.max_prompt_length,
         )  # fmt: skip
     if not maker.without_prompt:
-        doubts = prompt_doubts(rows[0], tokenizer, dataset=dataset)
-        given = rows[0].columns.get(config.prompt_column)
-        given = messages_of_text(given) or given
-        if maker.system and isinstance(given, list) and given and given[0].get("role") == "system":
-            doubts.append(f"dataset {dataset}, row 1: data.system stands in place of its own system message")
+        doubts = prompt_doubts(
+            rows[0], tokenizer, dataset=dataset, system_replaces=maker.replaces_system(rows[0].columns)
+        )
         for doubt in [*doubts, *unread_settings(tokenizer, config.chat_template_kwargs)]:
             log.warning("%s", doubt)
     return rows

@@ -283,7 +283,7 @@ class WeightPusher:
             if replica.url in failures:
                 self.attendance.failed(replica, failures[replica.url])
             is_lost = isinstance(failures.get(replica.url), MemberLostError)
-            why = failures.get(replica.url, f"that one failed ({reason})")
+            why = failures.get(replica.url, f"another one failed ({reason})" if failures else reason)
             self.loop.run((self.fleet.lose if is_lost else self.fleet.suspend)(replica, why))
         return Failure(reason, final)
 

@@ -20,7 +20,7 @@ def set_first_adapter(run: RunFile, folder: str, shown: str) -> None:
     run.set("model.lora.adapter", folder, shown)
     try:
         saved = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
-        found = {setting: saved[key] for key, setting in _OF_PEFT.items() if saved.get(key) not in (None, [], False)}
+        found = {setting: saved[key] for key, setting in _OF_PEFT.items() if saved.get(key) not in (None, [])}
     except (OSError, ValueError, TypeError, KeyError):
         run.differs.append(f"{shown}: its files are not here, so model.lora may describe another one")
         return

@@ -82,11 +82,14 @@ def _read_sampling(reader: Reader, node: ast.expr) -> None:
 
 
 def _take_whole_groups(reader: Reader) -> None:
-    """Make a device's batch whole groups, as Unsloth does: TRL would refuse it."""
+    """Make a device's batch a whole group where an update has no whole groups, as Unsloth does: TRL would refuse it."""
     options = reader.found.options
-    group, per_device = options.get("num_generations", 8), options.get("per_device_train_batch_size", 8)
     uses_unsloth = any(name.partition(".")[0] == "unsloth" for name in reader.source.imported.values())
-    if uses_unsloth and isinstance(group, int) and isinstance(per_device, int) and per_device % max(group, 1):
+    if not uses_unsloth or {"steps_per_generation", "generation_batch_size"} & options.keys():
+        return
+    group, per_device = options.get("num_generations", 8), options.get("per_device_train_batch_size", 8)
+    together = per_device * options.get("gradient_accumulation_steps", 1)
+    if isinstance(group, int) and isinstance(together, int) and together % max(group, 1):
         options["per_device_train_batch_size"] = group
         reader.found.remark(
             f"per_device_train_batch_size {per_device} is {group}, which Unsloth makes of it: one group of "

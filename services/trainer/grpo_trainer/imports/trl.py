@@ -77,6 +77,8 @@ def import_trl(
     ):
         _take_every_gpu(launch)
     run.differs += launch.remarks
+    if said.adapter is not None:
+        run.set("model.lora.adapter", said.adapter, "what the script says")
     _set_model(options, run)
     if said.adapter is not None:
         set_first_adapter(run, said.adapter, "what the script says")
@@ -213,7 +215,7 @@ def _set_lora(options: Options, run: RunFile) -> None:
     modules = options.values("lora_target_modules")
     if modules is not None:
         run.set("model.lora.target_modules", target_modules(modules), options.shown("lora_target_modules"))
-    else:
+    elif "model.lora.adapter" not in run.entries:
         run.differs.append(
             "lora_target_modules is not given: PEFT takes what it has for the model's family, often q_proj and v_proj "
             "alone; model.lora.target_modules is all-linear"

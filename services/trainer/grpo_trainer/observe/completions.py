@@ -4,7 +4,7 @@ every evaluation.
 A file rolls over by size: the newest part keeps the name, older ones are numbered (`grpo_proto.log_parts`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,20 @@ class CompletionLog:
             cut_back_older_parts(self._file.path, resumed_step)
         self._part_bytes = part_mib * 2**20
 
-    def write(self, step: int, groups: Sequence[Group], *, decoding: str | None = None) -> None:
-        """Write the samples of a step, after their advantages are known. Raises OSError, as on a full disk.
+    def write(self, step: int, groups: Sequence[Group]) -> None:
+        """Write the samples of a step, after their advantages are known. Raises OSError, as on a full disk."""
+        self._append(completion_records(step, groups))
 
-        `decoding`: how those of an evaluation were sampled.
-        """
+    def write_evaluation(self, step: int, groups: Mapping[str, Sequence[Group]]) -> None:
+        """Write the samples of an evaluation after `step`, by how they were sampled. Raises OSError."""
+        self._append(
+            record for decoding, of in groups.items() for record in completion_records(step, of, decoding=decoding)
+        )
+
+    def _append(self, records: Iterable[dict[str, Any]]) -> None:
         if self._file.num_bytes >= self._part_bytes:
             self._file.begin_anew(older=next_older_part(self._file.path))
-        self._file.append(completion_records(step, groups, decoding=decoding))
+        self._file.append(records)
 
     def close(self) -> None:
         self._file.close()

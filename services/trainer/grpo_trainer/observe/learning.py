@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..algorithm.skipping import SURVEYED
-from ..config.guards import Action, GuardsConfig
+from ..config.guards import RULES, Action, GuardsConfig
 from .curves import numbers_of
 from .decisions import Decision, read_decisions
 from .jsonl import read_records
@@ -140,13 +140,19 @@ class LearningWatch:
         """Read what the run knew before the resume: its best reward, its usual length, and its last steps, so that a
         rule acts when it would have acted. After a rule has stopped the run its window begins anew: somebody may have
         mended what it judged. Scores that were missing are not in the file."""
-        stopped_after = max((one["step"] for one in read_decisions(run_dir) if one["action"] == "stop"), default=0)
-        for record in read_records(run_dir / METRICS_FILE):
+        decisions = [one for one in read_decisions(run_dir) if one["rule"] in RULES]
+        stopped_after = max((one["step"] for one in decisions if one["action"] == "stop"), default=0)
+        records = list(read_records(run_dir / METRICS_FILE))
+        for place, record in enumerate(records, start=1):
             metrics = dict(numbers_of(record))
-            if record["step"] > stopped_after:
+            if record["step"] > stopped_after and place > len(records) - self.guards.steps:
                 self.step_done(metrics)
             else:
                 self._remember(metrics)
+        # A rule that may do more now than it did has not acted yet.
+        acted = {(one["rule"], one["action"]) for one in decisions}
+        shown = [sign for step in self._steps for sign in signs_of(step, self.guards, best_reward=self._best)]
+        self._told = {sign for sign in shown if (sign[0], self.guards.action_of(sign[0])) in acted}
 
     def step_done(self, metrics: Mapping[str, float], missing: Sequence[MissingScores] = ()) -> list[Decision]:
         """Add a step. Return the decisions that it brings, the strictest last."""

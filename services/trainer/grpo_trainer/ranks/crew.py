@@ -74,7 +74,8 @@ class Crew:
         """Have every rank do `command`. Returns what each rank returned: of the others as JSON.
 
         `arguments` are JSON values, the same for all ranks; `each` are arrays for each rank, its first argument.
-        Raises RunError when a rank could not do it: rank 0's own where all failed alike, else one that names them.
+        Raises RunError when a rank could not do it: rank 0's own where all failed alike, else one that names them. It
+        is of the class of rank 0's own where all failed.
         """
         if command not in self._commands:
             raise ValueError(f"{command} is none of the commands {', '.join(self._commands)}")
@@ -88,9 +89,11 @@ class Crew:
         failures = [told for _, told in answers]
         if failure is not None and all(told == failures[0] for told in failures):
             raise failure
-        named = [f"rank {rank}: {told['message']}" for rank, told in enumerate(failures) if told]
+        named = "; ".join(f"rank {rank}: {told['message']}" for rank, told in enumerate(failures) if told)
+        if failure is not None and all(failures):
+            raise type(failure)(named, hint=failure.hint)
         if named:
-            raise RunError("; ".join(named))
+            raise RunError(named)
         return [own, *(result for result, _ in answers[1:])]
 
 

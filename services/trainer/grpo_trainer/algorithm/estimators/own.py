@@ -20,29 +20,34 @@ def guarded(function: Callable[..., Any], name: str) -> Callable[[Rewards, Algor
     @wraps(function)
     def call(rewards: Rewards, algorithm: AlgorithmConfig) -> Advantages:
         try:
-            found = function(rewards, algorithm)
-            shape = [len(group) for group in found]
-            numbers = [float(one) for group in found for one in group if one is not None and not _is_list(one)]
+            found = [list(group) for group in function(rewards, algorithm)]
         except Exception as error:
             raise UpdateError(f"algorithm.advantage_estimator {failure_of(name, error)}") from error
-        wanted = [len(group) for group in rewards.totals]
+        shape, wanted = [len(group) for group in found], [len(group) for group in rewards.totals]
         if shape != wanted:
             raise UpdateError(
                 f"algorithm.advantage_estimator {name} returned {sum(shape)} advantages in {len(shape)} groups for "
                 f"{sum(wanted)} totals in {len(wanted)}",
                 hint="return one for each total, in the shape of the totals, None for a total that is None",
             )
-        if bad := [number for number in numbers if not math.isfinite(number)]:
+        pairs = [pair for pairs in map(zip, found, rewards.totals) for pair in pairs]
+        bad = [one for one, total in pairs if total is not None and not _is_advantage(one)]
+        if bad:
             raise UpdateError(
-                f"algorithm.advantage_estimator {name} returned {len(bad)} advantages that are not finite, such as "
-                f"{bad[0]}",
+                f"algorithm.advantage_estimator {name} returned {len(bad)} advantages that are no finite numbers, such "
+                f"as {bad[0]!r:.60}",
                 hint="return a finite number for each total, None for a total that is None",
             )
-        return found  # type: ignore[no-any-return]
+        return found
 
     return call
 
 
-def _is_list(advantage: Any) -> bool:
-    """Whether each turn has one of its own; `turn_advantages.py` looks at those."""
-    return isinstance(advantage, Sequence) and not isinstance(advantage, str)
+def _is_advantage(given: Any) -> bool:
+    """Whether it is none, a finite number, or a list of one for each turn, at which `turn_advantages.py` looks."""
+    if given is None or (isinstance(given, Sequence) and not isinstance(given, str)):
+        return True
+    try:
+        return math.isfinite(given)
+    except TypeError:
+        return False
