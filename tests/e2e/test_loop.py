@@ -57,7 +57,8 @@ def test_every_step_is_written_with_its_metrics(finished_run: Path):
     assert [step["policy_version"] for step in steps] == [1, 2, 3, 4]
     assert "eval_accuracy" in steps[0]
     assert "eval_greedy" in steps[3]
-    of_sets = {"few/avg@4", "few/pass@1", "few/pass@4", "few/greedy", "all/avg@1", "all/pass@1", "all/greedy"}
+    of_sets = {"few/avg@4", "few/pass@1", "few/pass@4", "all/avg@1", "all/pass@1"}
+    of_sets |= {f"{name}/{metric}" for name in ("few", "all") for metric in ("greedy", "reward", "mean_length")}
     assert {f"eval/{name}" for name in of_sets} == {name for name in steps[0] if name.startswith("eval/")}
     assert steps[0]["eval_accuracy"] == (steps[0]["eval/few/avg@4"] + steps[0]["eval/all/avg@1"]) / 2  # type: ignore[operator]
 

@@ -162,7 +162,7 @@ async def test_a_server_that_is_away_for_long_is_told_of_once_in_a_while(monkeyp
     assert len(caplog.messages) == told
     for message_ in caplog.messages:
         assert message_.startswith(f"{URL}/info: unreachable: refused (is the server running there?)")
-        assert message_.endswith("retrying for 0 of 60 s")
+        assert message_.endswith("retrying for 60 s more (0 s until now)")
 
 
 async def test_an_error_says_where_what_and_what_to_do():

@@ -65,4 +65,4 @@ def test_a_built_in_reward_depends_on_its_helpers():
     rewards = Path(__file__).parents[2] / "services/reward/grpo_reward/rewards"
     file = rewards / "exact_match.py"
     assert code_hash(file) != hashlib.sha256(file.read_bytes()).hexdigest()
-    assert {path.name for path in _imported(file)} == {"place.py", "author.py", "normal_form.py"}
+    assert {path.name for path in _imported(file)} == {"place.py", "author.py", "gold_text.py", "normal_form.py"}

@@ -46,6 +46,13 @@ def test_what_is_always_or_never_solved_rests_for_a_while(solved: float):
     assert known.metrics(epoch_of=lambda row: 6)["difficulty/resting"] == 0
 
 
+def test_nothing_rests_where_a_run_learns_from_equal_rewards():
+    known = DifficultyMemory.of(DifficultyConfig(), seed=1, rests=False)
+    assert known is not None
+    known.learn(0, epoch=3, solved=0.0, teaches=False)
+    assert known.weight(0, epoch=4) == DifficultyConfig().min_weight
+
+
 def drawn(prompts: PromptOrder, count: int) -> list[int]:
     found, position = [], 0
     while len(found) < count:

@@ -186,6 +186,15 @@ def test_a_resumed_run_goes_on_with_the_window_that_it_had(tmp_path: Path):
     assert [bool(decisions) for decisions in found] == [False] * (WINDOW - 1) + [True]
 
 
+def test_equal_rewards_are_no_sign_where_an_estimator_learns_from_them(config: RunConfig):
+    algorithm = config.algorithm.model_copy(update={"advantage_estimator": "reinforce_plus_plus"})
+    for own, told_of in ((config, True), (config.model_copy(update={"algorithm": algorithm}), False)):
+        with Journal(own, RunStatus("demo", heartbeat_bound_s=60.0, max_steps=3), StopSignal(), max_steps=3,
+                     resumed_step=None, totals=RunTotals()) as journal:  # fmt: skip
+            found = told(journal.learning, WINDOW, frac_reward_zero_std=1.0)
+        assert bool(found) == told_of
+
+
 def test_a_rule_that_has_warned_acts_again_when_it_may_stop_now(tmp_path: Path):
     bad = GOOD | {"completions/clipped_ratio": 1.0}
     file = StepFile(tmp_path / METRICS_FILE, keep_through_step=None)

@@ -167,7 +167,9 @@ async def test_a_dry_run_says_what_the_rewards_say_of_the_first_rows():
         for dataset, solution in {"text": "5", "number": 5, "prose": "see the figure"}.items()
     ]
     async with RewardClient("http://127.0.0.1:1", transport=httpx.MockTransport(answer)) as client:
-        faults = await RewardStage(client, RewardConfig(reward_funcs=["accuracy"])).faults_of_first_rows(rows)
+        rows.append(PromptRow(0, [1], "p", {}, "taught"))
+        stage = RewardStage(client, RewardConfig(reward_funcs=["accuracy"]), own_rewards={"taught": {}})
+        faults = await stage.faults_of_first_rows(rows)
     assert faults == [
         "accuracy gives the first row of the dataset number no score: "
         "column solution: Input should be a valid string, not 5",

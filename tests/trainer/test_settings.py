@@ -177,6 +177,10 @@ def test_a_dataset_has_its_own_teacher_that_of_the_run_or_none(run_file: Path):
             r"teacher\.url http://127\.0\.0\.1:8000/ is one of rollout\.urls",
         ),
         (
+            [*TAUGHT, "--teacher.only", "true", "--data.difficulty", "{}"],
+            r"data\.difficulty looks at rewards, which teach nothing with teacher\.only true",
+        ),
+        (
             [*TAUGHT, "--teacher.only", "true", "--algorithm.dynamic_sampling", "true"],
             r"nothing with teacher\.only true",
         ),
@@ -380,3 +384,13 @@ def test_packing_of_earlier_files_is_ignored_with_a_warning(run_file: Path, capl
     config = read(run_file)
     assert config.deepspeed.share_prefixes == "auto"
     assert "deepspeed.packing is no setting any more" in caplog.text
+
+
+def test_rewards_of_the_run_that_every_dataset_replaces_are_named(run_file: Path):
+    rewards = ["--reward.reward_funcs", '["format", "accuracy"]', "--reward.reward_weights", "[5.0, 7.0]"]
+    own = {"rewards": {"format": 1.0}}
+    assert doubts(read(run_file, *two_datasets(a=own, b=own), *rewards)) == [
+        "reward accuracy scores nothing: every dataset has rewards of its own",
+        "reward.reward_weights has no effect: every dataset has rewards of its own, with their weights",
+    ]
+    assert doubts(read(run_file, *two_datasets(a=own, b={}), *rewards)) == []

@@ -1,5 +1,7 @@
 """The teacher stage: does the teacher's server fit this run, and which token gets which logprob?"""
 
+from contextlib import nullcontext
+
 import httpx
 import pytest
 from tests.proto.messages import EXAMPLES
@@ -119,6 +121,40 @@ async def test_each_group_is_scored_by_the_teacher_of_its_dataset_and_messages_n
         away.client = stage.client
         await teachers.score(groups)
     assert [group.episodes[0].teacher_logprobs is not None for group in groups] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("changes", "warns", "refused"),
+    [
+        ({}, None, None),
+        ({"model": "another"}, "the teacher serves another now", None),
+        ({"vocabulary_fingerprint": "0" * 16}, None, "the teacher was started anew: .*has another vocabulary"),
+    ],
+)
+async def test_a_teacher_that_was_started_anew_is_held_to_the_same(
+    changes: dict[str, object], warns: str | None, refused: str | None, caplog: pytest.LogCaptureFixture
+):
+    """Its logprobs would be trained on without a word: they are numbers, whatever its token ids mean."""
+    infos = iter([INFO, INFO.model_copy(update={"server_id": "anew", **changes})])
+    servers = iter(["teacher", "anew"])
+
+    def serve(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, text=next(infos).model_dump_json())
+        scored = LogprobsResponse.model_validate_json(answer(request).content)
+        return httpx.Response(200, text=scored.model_copy(update={"server_id": next(servers)}).model_dump_json())
+
+    stage = stage_with(httpx.MockTransport(serve))
+    await stage.check(POLICY, run_servers=[])
+    groups = [
+        Group(n, PromptRow(0, [1], "p", {}), [completion("a", [7], [-0.1], "x", "stop", [(1, 1)])]) for n in (0, 1)
+    ]
+    await stage.score(groups[:1])
+    with pytest.raises(RunError, match=refused) if refused else nullcontext():
+        await stage.score(groups[1:])
+    assert (groups[1].episodes[0].teacher_logprobs is None) == (refused is not None)
+    assert (warns or "") in caplog.text
+    assert ("was started anew" in caplog.text) == (warns is not None)
 
 
 async def test_a_teacher_that_stays_away_ends_the_wait():

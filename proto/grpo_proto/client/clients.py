@@ -153,7 +153,9 @@ class ServiceClient:
             waited_s = state.seconds_since_start or 0.0
             if state.outcome is not None and waited_s >= logged_s + WAITING_TOLD_AGAIN_S:
                 logged_s = waited_s
-                log.warning("%s; retrying for %.0f of %g s", state.outcome.exception(), waited_s, retry_for_s)
+                left_s = max(0.0, retry_for_s - (waited_s - (first_failure_s or 0.0)))
+                told = "retrying once more" if left_s == 0.0 else f"retrying for {left_s:.0f} s more"
+                log.warning("%s; %s (%.0f s until now)", state.outcome.exception(), told, waited_s)
 
         attempts = AsyncRetrying(
             retry=retry_if_exception_type(InfrastructureError),

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, replace
 from typing import Any, Self
 
+from .algorithm.estimators import estimator_of
 from .algorithm.sequences import DROP_REASONS, Group
 from .config.run_config import RunConfig
 from .errors import DiskError
@@ -69,8 +70,10 @@ class Journal:
                 part_mib=part_mib,
             )
         self.decisions = DecisionLog(run_dir, resumed_step=resumed_step)
-        untaught = [name for name in config.data.datasets if name not in config.teachers]
-        self.learning = LearningWatch(config.guards, untaught=untaught if config.teachers else None)
+        untaught = [name for name in config.data.datasets if name not in config.teachers] if config.teachers else None
+        if estimator_of(config.algorithm).zero_without_spread is False:  # it learns from equal rewards, too
+            untaught = []
+        self.learning = LearningWatch(config.guards, untaught=untaught)
         if resumed_step is not None:
             self.learning.restore(run_dir)
         self._collected: dict[str, float] = {}

@@ -10,6 +10,7 @@ from typing import Any
 from grpo_proto import ServiceError
 from grpo_proto.messages.weights import Kind
 
+from .algorithm.estimators import estimator_of
 from .algorithm.trial import check_algorithm
 from .callbacks import Callbacks, load_callbacks
 from .checkpoint.best import BestCheckpoint, load_best
@@ -146,7 +147,8 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         for doubt in [*doubts(config), *schedule_doubts(config.optimizer, total_updates=updates), *ends]:
             log.warning("%s", doubt)
         cursor = Cursor(**state["cursor"]) if state else Cursor()
-        memory = DifficultyMemory.of(config.data.difficulty, seed=config.seed, known=cursor.difficulty)
+        rests = estimator_of(config.algorithm).zero_without_spread is not False and not config.teachers
+        memory = DifficultyMemory.of(config.data.difficulty, seed=config.seed, known=cursor.difficulty, rests=rests)
         prompts = PromptOrder(
             rows,
             seed=config.seed,

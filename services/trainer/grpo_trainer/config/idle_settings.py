@@ -57,7 +57,20 @@ def idle_settings(run: RunConfig) -> list[str]:
     for settings, is_read, because in SWITCHES:
         if not is_read(run):
             found += [f"{setting} has no effect: {because}" for setting in settings if _is_given(run, setting)]
-    return found + _unread_prompts(run)
+    return found + _unread_rewards(run) + _unread_prompts(run)
+
+
+def _unread_rewards(run: RunConfig) -> list[str]:
+    """Return what every dataset's own rewards leave unread of those of the run."""
+    own, sets = run.data.own_rewards, [*run.data.datasets, *(f"eval/{name}" for name in run.data.eval_datasets)]
+    if not sets or not own.keys() >= {*sets} or run.data.eval_dataset is not None:
+        return []
+    used = {name for rewards in own.values() for name in rewards}
+    found = [f"reward {name} scores nothing: every dataset has rewards of its own" for name in run.reward.names]
+    found = [told for name, told in zip(run.reward.names, found, strict=True) if name not in used]
+    if run.reward.reward_weights is not None:
+        found.append("reward.reward_weights has no effect: every dataset has rewards of its own, with their weights")
+    return found
 
 
 def _unread_prompts(run: RunConfig) -> list[str]:

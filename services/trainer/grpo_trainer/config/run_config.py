@@ -357,7 +357,7 @@ class RunConfig(Section):
         names = ["eval_accuracy", "eval_greedy", "eval_reward", "eval_completions/mean_length"]
         for name, chosen in self.data.eval_datasets.items():
             n = chosen.num_generations or self.eval.num_generations_eval
-            at_k = [f"avg@{n}", *(f"pass@{k}" for k in chosen.pass_at or [n]), "greedy"]
+            at_k = [f"avg@{n}", *(f"pass@{k}" for k in chosen.pass_at or [n]), "greedy", "reward", "mean_length"]
             names += [f"eval/{name}/{metric}" for metric in at_k]
         return names
 

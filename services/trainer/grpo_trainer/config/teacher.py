@@ -66,6 +66,8 @@ def _check_teacher(dataset: str, config: "RunConfig", *, has_rewards: bool) -> N
         alone += f" (dataset {dataset})" if dataset else ""
         if algorithm.dynamic_sampling:
             raise ValueError(f"algorithm.dynamic_sampling looks at rewards, which teach nothing with {alone}")
+        if config.data.difficulty is not None:
+            raise ValueError(f"data.difficulty looks at rewards, which teach nothing with {alone}")
         if algorithm.kl_in_reward:
             raise ValueError(f"algorithm.kl_in_reward subtracts from rewards, which teach nothing with {alone}")
     if algorithm.off_policy_mask_threshold is not None:

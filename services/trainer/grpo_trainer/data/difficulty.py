@@ -4,7 +4,7 @@
 
 p (1 − p) is the variance of a reward of 0 or 1, the most that a group can teach ("learnability", arXiv 2502.12272). A
 prompt without a p has weight 1. When the completions of a prompt are all correct or all wrong, and their rewards
-equal, it rests for `rest_epochs` epochs.
+equal, it rests for `rest_epochs` epochs, unless the run learns from such completions, too.
 
 Everything is a function of the seed, the position and what was learnt until then: nothing is drawn from a generator.
 """
@@ -29,21 +29,25 @@ class DifficultyMemory:
     solve_rate: dict[int, float] = field(default_factory=dict)
     rests_until: dict[int, int] = field(default_factory=dict)
     """Row → first epoch in which it may be sampled again; rows that do not rest are absent or in the past."""
+    rests: bool = True
+    """Whether a prompt rests at all: not where an estimator or a teacher learns from equal rewards."""
 
     @classmethod
-    def of(cls, config: DifficultyConfig | None, *, seed: int, known: Iterable[Sequence[Any]] = ()) -> Self | None:
+    def of(
+        cls, config: DifficultyConfig | None, *, seed: int, known: Iterable[Sequence[Any]] = (), rests: bool = True
+    ) -> Self | None:
         """The memory of a run, with what a checkpoint knows; None for a run without."""
         if config is None:
             return None
         known = list(known)
         rests_until = {row: until for row, _, until in known if until}
-        return cls(config, seed, {row: rate for row, rate, _ in known}, rests_until)
+        return cls(config, seed, {row: rate for row, rate, _ in known}, rests_until, rests)
 
     def learn(self, row: int, *, epoch: int, solved: float, teaches: bool) -> None:
         """Take in a group of `row`: the share of correct completions, and whether its rewards differ."""
         before = self.solve_rate.get(row, solved)
         self.solve_rate[row] = self.config.memory * before + (1 - self.config.memory) * solved
-        if solved in (0.0, 1.0) and not teaches:
+        if self.rests and solved in (0.0, 1.0) and not teaches:
             self.rests_until[row] = epoch + 1 + self.config.rest_epochs
 
     def weight(self, row: int, *, epoch: int) -> float:

@@ -78,6 +78,7 @@ def describe_step(metrics: Mapping[str, float], *, time_left_s: float) -> str:
         for label, key in (
             ("reward", "reward"),
             ("accuracy", "accuracy"),
+            ("teacher kl", "teacher/kl"),
             ("eval", "eval_accuracy"),
             ("greedy", "eval_greedy"),
         )

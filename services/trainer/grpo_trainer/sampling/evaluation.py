@@ -15,6 +15,8 @@ from .reward import RewardStage
 from .sampler import Asked, Sampler
 
 ROWS_PER_JOB = 64
+OF_EACH_SET = {"greedy": "eval_greedy", "reward": "eval_reward", "mean_length": "eval_completions/mean_length"}
+"""What each set has of its own as `eval/<set>/…`, beside avg@k and pass@k → the mean over the sets."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,8 @@ class Evaluation:
     async def run(self, *, version: int, step: int) -> Evaluated:
         """Measure `eval_accuracy` (sampled), `eval_greedy`, `eval_reward` and mean length; omits unscored metrics.
 
-        They are means over the sets. Each set with a name adds `eval/<set>/avg@k`, `eval/<set>/pass@k` and
-        `eval/<set>/greedy`. `eval_dropped_crash` counts the groups that are in none of them, because their prompts kill
+        They are means over the sets. Each set with a name adds `eval/<set>/avg@k`, `eval/<set>/pass@k` and those of
+        `OF_EACH_SET`. `eval_dropped_crash` counts the groups that are in none of them, because their prompts kill
         servers, and `eval_unscored` the samples that are in none, because their rewards have no score; both are absent
         without any.
         """
@@ -101,8 +103,8 @@ class Evaluation:
             metrics["eval_unscored"] = self._num_unscored
         for name, of_set in results.items():
             if name:
-                greedy = {"greedy": of_set.means["eval_greedy"]} if "eval_greedy" in of_set.means else {}
-                metrics |= {f"eval/{name}/{key}": value for key, value in (of_set.at_k | greedy).items()}
+                own = {key: of_set.means[mean] for key, mean in OF_EACH_SET.items() if mean in of_set.means}
+                metrics |= {f"eval/{name}/{key}": value for key, value in (of_set.at_k | own).items()}
         return Evaluated(
             metrics,
             {

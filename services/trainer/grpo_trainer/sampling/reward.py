@@ -153,16 +153,18 @@ class RewardStage:
         """
         faults = []
         for row in rows:
+            specs = self.specs_of(row.dataset)
+            if not specs:  # a teacher alone teaches it
+                continue
             sample = ScoreSample(completion="", prompt=_prompt(row), columns=row.columns, completion_token_ids=[])
-            request = ScoreRequest(rewards=self.specs_of(row.dataset), samples=[sample])
-            if request.rewards:
-                (result,) = (await self.client.score(request, retry_for_s=self.config.retry_for_s)).results
-                where = f"the first row of {_described(row.dataset)}"
-                faults += [
-                    f"{name} gives {where} no score: {score.detail or score.status}"
-                    for name, score in result.rewards.items()
-                    if score.score is None
-                ]
+            request = ScoreRequest(rewards=specs, samples=[sample])
+            (result,) = (await self.client.score(request, retry_for_s=self.config.retry_for_s)).results
+            where = f"the first row of {_described(row.dataset)}"
+            faults += [
+                f"{name} gives {where} no score: {score.detail or score.status}"
+                for name, score in result.rewards.items()
+                if score.score is None
+            ]
         return faults
 
     def prefix_doubts(self, rows: list[PromptRow], tokenizer: "PreTrainedTokenizerBase") -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from grpo_proto import PROTOCOL_VERSION, Health, InfrastructureError, RolloutClient, RolloutInfo
+from grpo_proto import PROTOCOL_VERSION, Health, InfrastructureError, RolloutClient, RolloutInfo, ServiceError
 from grpo_proto.fingerprint import tokenizer_fingerprint, vocabulary_fingerprint
 from grpo_proto.messages.logprobs import GivenSequence, LogprobsRequest, SequenceLogprobs
 
@@ -51,6 +51,8 @@ class TeacherStage:
         self._room = asyncio.Semaphore(MAX_REQUESTS)
         self._weights: tuple[int | None, int] | None = None
         """Session and version of the weights that scored last."""
+        self._fits: tuple[Policy, RolloutInfo] | None = None
+        """What the server was held to, and what it told of itself then."""
 
     async def check(self, policy: Policy, *, run_servers: Collection[RolloutInfo]) -> RolloutInfo:
         """Return the server's /info.
@@ -87,6 +89,7 @@ class TeacherStage:
                 "%s (%s) ends its texts with another token than the policy: it finds the policy's last token unlikely",
                 *(where, info.model),
             )
+        self._fits = policy, info
         return info
 
     async def score(self, groups: Sequence[Group]) -> None:
@@ -119,8 +122,21 @@ class TeacherStage:
                     f"{self.name} could not score within {self.config.retry_for_s:g} s: {error}",
                     hint="restart the teacher's server, then the run with --resume",
                 ) from error
+        if self._fits is not None and response.server_id != self._fits[1].server_id:
+            await self._check_again(*self._fits)
         self._notice(response.session, max(one.version for one in response.sequences))
         return response.sequences
+
+    async def _check_again(self, policy: Policy, before: RolloutInfo) -> None:
+        """Hold a server that was started anew to what the first one was held to. Raises RunError for one that does not
+        fit."""
+        try:
+            info = await self.check(policy, run_servers=())
+        except (UnavailableError, ServiceError) as error:
+            hint = error.hint if isinstance(error, UnavailableError) else None
+            raise RunError(f"{self.name} was started anew: {error}", hint=hint) from error
+        if (info.model, info.base_digest) != (before.model, before.base_digest):
+            log.warning("%s serves %s now, and not %s: it was started anew", self.name, info.model, before.model)
 
     def _notice(self, session: int | None, version: int) -> None:
         """Log when the teacher has got other weights: somebody trains it."""
