@@ -25,9 +25,8 @@ def main(run_dir: Path) -> None:
         for row, played in zip(rows, Policy(str(run_dir / folder), greedy=True).play(rows), strict=True):
             print(f"  {row['a']}*{row['b']} = {row['a'] * row['b']}: {' -> '.join(played.said)}")
     print(f"\nreport: {run_dir / 'report.html'}")
-    print(
-        f"serve the policy: grpo-rollout serve {run_dir / 'model'} --enable-auto-tool-choice --tool-call-parser hermes"
-    )
+    serves = f".venv/bin/grpo-rollout serve {run_dir / 'model'}"
+    print(f"serve the policy: {serves} --enable-auto-tool-choice --tool-call-parser hermes")
 
 
 if __name__ == "__main__":

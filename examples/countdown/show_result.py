@@ -40,7 +40,7 @@ def main(run_dir: Path) -> None:
         text = tokenizer.decode(answer, skip_special_tokens=True).replace("\n", " ")
         print(f"  {row.columns['nums']} -> {row.columns['target']}: {text}")
     print(f"\nreport: {run_dir / 'report.html'}")
-    print(f"serve the policy: grpo-rollout serve {run_dir / 'model'}")
+    print(f"serve the policy: .venv/bin/grpo-rollout serve {run_dir / 'model'}")
 
 
 if __name__ == "__main__":

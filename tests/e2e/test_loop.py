@@ -63,6 +63,13 @@ def test_every_step_is_written_with_its_metrics(finished_run: Path):
     assert steps[0]["eval_accuracy"] == (steps[0]["eval/few/avg@4"] + steps[0]["eval/all/avg@1"]) / 2  # type: ignore[operator]
 
 
+def test_every_metric_is_on_its_page(finished_run: Path):
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    names = [re.sub(r"<\w+>", "[^/]+", re.escape(name)) for name in re.findall(r"`([\w/@<>]+)`", page)]
+    found = {name for step in read_jsonl(finished_run / "metrics.jsonl") for name in step}
+    assert not {name for name in found if not any(re.fullmatch(pattern, name) for pattern in names)}
+
+
 def test_every_completion_of_an_evaluation_is_written(finished_run: Path):
     lines = read_jsonl(finished_run / "eval_completions.jsonl")
     assert Counter((line["step"], line["dataset"], line["decoding"]) for line in lines) == {

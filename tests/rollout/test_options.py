@@ -13,6 +13,7 @@ import pytest
 from grpo_rollout.__main__ import main
 from grpo_rollout.kv_connectors import FORGETFUL
 from grpo_rollout.options import (
+    CPU_CACHE,
     IN_ENGINE_PROCESS,
     StartError,
     add_options,
@@ -32,6 +33,7 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GRPO_API_TOKEN", raising=False)
+    monkeypatch.setenv(CPU_CACHE, "1")  # which the options may set
 
 
 def parsed(model: Path, **changes: object) -> argparse.Namespace:
@@ -46,7 +48,8 @@ def parsed(model: Path, **changes: object) -> argparse.Namespace:
         "headless": False, "grpc": False, "uds": None, "port": 8000, "enable_chunked_prefill": False,
         "node_rank": 0, "enable_lora": False, "max_cpu_loras": None, "distributed_executor_backend": None,
         "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "prefill_context_parallel_size": 1,
-        "kv_transfer_config": None, "kv_offloading_size": None, "kv_offloading_backend": "native",
+        "kv_cache_memory_bytes": None, "kv_transfer_config": None, "kv_offloading_size": None,
+        "kv_offloading_backend": "native",
     }  # fmt: skip
     for name, value in (defaults | changes).items():
         setattr(args, name, value)
@@ -199,6 +202,21 @@ def test_the_only_worker_computes_in_the_engines_process_on_a_cpu_too(model: Pat
     assert executor(distributed_executor_backend="mp") == "mp"
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-3")
     assert executor() is None
+
+
+@pytest.mark.parametrize(
+    ("given", "changes", "expected"),
+    [("", {}, "1234"), ("9", {}, "9"), ("", {"kv_cache_memory_bytes": 2**30}, "")],
+)
+def test_on_a_cpu_the_kv_cache_leaves_room_for_others(
+    model: Path, monkeypatch: pytest.MonkeyPatch, given: str, changes: dict[str, object], expected: str
+):
+    """vLLM would take nearly all memory of the machine."""
+    monkeypatch.setenv(CPU_CACHE, given)
+    check_options(parsed(model, **changes), on_cpu=False)
+    assert os.environ[CPU_CACHE] == given
+    check_options(parsed(model, **changes), on_cpu=True)
+    assert os.environ[CPU_CACHE] in ([*expected] or [""])
 
 
 def test_a_machine_without_a_server_needs_no_token(model: Path):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from grpo_trainer.config.command_words import split_words
 from grpo_trainer.config.keys import Keys
 from grpo_trainer.config.other_names import OTHER_NAMES
 from grpo_trainer.config.run_config import RunConfig
@@ -137,3 +138,10 @@ def test_a_key_of_a_file_gets_the_same_hints_and_those_of_named_datasets_their_o
     sets = {"math": {"dataset": "x", "ratio": 1, "promt_column": "q"}}
     said = hint_for({"data": {"datasets": sets}})
     assert "data.datasets.math.promt_column: unknown key; did you mean data.datasets.math.prompt_column?" in said
+
+
+@pytest.mark.parametrize("words", [["--run_dir="], ["--run_dir", ""]])
+def test_a_flag_with_an_empty_value_is_refused(words: list[str]):
+    """As of a variable of a shell that is not set: the run would train with another value than the command says."""
+    with pytest.raises(UsageError, match=r"the flag --run_dir has an empty value .*--run_dir null takes a value back"):
+        split_words(words, KEYS)

@@ -1,6 +1,8 @@
 """A saved model has all the small files that it began with, and what cannot be saved is found without any weights."""
 
+import errno
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +96,11 @@ def test_they_are_there_though_the_first_model_is_gone(tmp_path: Path):
 
 
 def test_folders_that_look_like_models_are_named_for_what_they_are(tmp_path: Path):
-    assert what_it_is(str(tmp_path)) is None
-    assert what_it_is("org/name") is None
+    assert "has no config.json, so it holds no model" in str(what_it_is(str(tmp_path)))
+    assert f"there is no folder org/name in {Path.cwd()}" in str(what_it_is("org/name"))
+    for missing in ("../away", "/no/such", "~/model", "models/", "a/b/c"):
+        with pytest.raises(UsageError, match=f"there is no such folder, seen from {Path.cwd()}"):
+            load_tokenizer(ModelConfig(name_or_path=missing))
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
     assert f"set model.name_or_path to org/base and model.lora.adapter to {tmp_path}" in str(what_it_is(str(tmp_path)))
     for name in ("state.json", "manifest.json"):
@@ -122,6 +127,18 @@ def test_a_configuration_that_cannot_be_written_is_named(files: ModelFiles, mode
     model.config.made_by = object()
     with pytest.raises(UsageError, match=r"the model of .*/first cannot be saved: TypeError: .*not JSON serializable"):
         files.write(tmp_path, model, {})
+
+
+def test_a_full_disk_is_none_of_the_tokenizer_s_faults(files: ModelFiles, tmp_path: Path):
+    """Its library in Rust raises an Exception of no class."""
+
+    class Full:
+        def save_pretrained(self, folder: Path) -> None:
+            raise Exception("No space left on device (os error 28)")
+
+    with pytest.raises(OSError, match="No space left") as full:
+        replace(files, tokenizer=Full()).write_tokenizer(tmp_path)  # type: ignore[arg-type]
+    assert full.value.errno == errno.ENOSPC
 
 
 def test_a_tokenizer_that_cannot_be_written_is_named(files: ModelFiles, tmp_path: Path):

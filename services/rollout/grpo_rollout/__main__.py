@@ -4,6 +4,7 @@ import sys
 
 from grpo_proto.quick_imports import quick_imports
 
+from . import __version__
 from .options import StartError, check_model_folder, check_words, prepare_environment
 from .toolchain import missing_tools
 from .workarounds import private_socket_folder
@@ -19,6 +20,9 @@ Serve MODEL, a folder or a name on the Hugging Face Hub, and take new weights fr
 def main(arguments: list[str] | None = None) -> int:
     """Return the exit code: 0 after a signal, 1 when it failed to start or its engine died, 2 for what it refuses."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments == ["--version"]:
+        print(f"grpo-rollout {__version__}")
+        return 0
     if not arguments or arguments[0] != "serve":
         is_help = bool(arguments) and arguments[0] in ("-h", "--help")
         print(USAGE, end="", file=sys.stdout if is_help else sys.stderr)

@@ -27,6 +27,7 @@ DEFAULT_MAX_SCORED_TOKENS_IN_FLIGHT = 2**20
 DEFAULT_MAX_LORAS = 4
 """Each policy version that still samples takes a slot: more than `max_staleness` + 1 of a trainer."""
 DEFAULT_MAX_LORA_RANK = 64
+CPU_CACHE, DEFAULT_CPU_CACHE_GIB = "VLLM_CPU_KVCACHE_SPACE", 4
 DEFAULT_MAX_LOGPROBS = 100
 """What TRL's client asks of a teacher for each token; vLLM allows 20."""
 
@@ -186,6 +187,8 @@ def check_options(args: argparse.Namespace, *, on_cpu: bool) -> None:
         # Compute in the engine's process, as on one GPU. vLLM starts a process more on a CPU, to bind its threads to
         # cores: it imports vLLM once more, gets each step by polling, and all servers of a machine take the same cores.
         args.distributed_executor_backend = IN_ENGINE_PROCESS
+    if on_cpu and not os.environ.get(CPU_CACHE) and args.kv_cache_memory_bytes is None:
+        os.environ[CPU_CACHE] = str(_cpu_cache_gib())
     if args.body_timeout_s <= 0:
         raise StartError(f"--body-timeout-s {args.body_timeout_s:g} leaves no time for a body", "set it above 0")
     if not 0 < args.max_scored_tokens <= args.max_scored_tokens_in_flight:
@@ -197,6 +200,13 @@ def check_options(args: argparse.Namespace, *, on_cpu: bool) -> None:
     if not args.headless and not args.uds:
         _check_token(args.host)
     check_model_folder(args.model)
+
+
+def _cpu_cache_gib() -> int:
+    """Return the GiB of KV cache where nobody says how many. vLLM takes nearly all memory of the machine, which
+    `--gpu-memory-utilization` counts on a GPU: a trainer beside it would have none."""
+    free_gib = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    return max(1, min(DEFAULT_CPU_CACHE_GIB, int(free_gib / 4)))
 
 
 def _has_one_worker(args: argparse.Namespace) -> bool:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 import uvloop
+from pydantic import ValidationError
 from vllm.entrypoints.launchers.api_server.entry import build_and_serve, build_async_engine_client
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.entrypoints.launchers.launcher import setup_server
@@ -79,6 +80,9 @@ async def _serve(args: Namespace, address: str, sock: socket.socket) -> int:
     except (OSError, ValueError, RuntimeError) as error:
         if observer is not None:
             raise
+        if isinstance(error, ValidationError):  # of vLLM's configuration: its first line is a count
+            told = error.errors()[0]["msg"].removeprefix("Value error, ").splitlines()[0]
+            raise StartError(f"cannot start {args.model}: {told}") from error
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise StartError(f"cannot start {args.model}: {first_line}", "see the log above", exit_status=1) from error
     if requested:

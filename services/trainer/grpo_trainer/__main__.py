@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from . import __version__
 from .errors import TrainerError
 from .ranks.process_exit import end_process
 
@@ -51,6 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words or words in (["--help"], ["-h"]):
         print(USAGE, end="", file=sys.stdout if words else sys.stderr)
         return 0 if words else 2
+    if words == ["--version"]:
+        print(f"grpo-train {__version__}")
+        return 0
     try:
         if words[0] == "cold-start":
             from .cold_start.command import main as cold_start

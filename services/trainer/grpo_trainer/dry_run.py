@@ -30,6 +30,7 @@ from .data.run_rows import (
     HeldOutRows,
     TrainingRows,
     check_vocabulary,
+    few_rows,
     load_eval_sets,
     load_training_rows,
     longest_context,
@@ -79,7 +80,8 @@ def dry_run(config: RunConfig) -> int:
     check_vocabulary(rows, eval_rows, vocab_size=family.get_text_config().vocab_size)
     model = ModelWithoutWeights.of(config)
     lines = [*_plan(config, rows, eval_rows), *_memory(model)]
-    lines += [("note", doubt) for doubt in servers_stop_at(config, rows.first_rows[0], tokenizer, family)]
+    stops = servers_stop_at(config, rows.first_rows[0], tokenizer, family)
+    lines += [("note", doubt) for doubt in [*few_rows(rows, config), *stops]]
     lines += [("note", repeated) for repeated in repeats(rows.stores, eval_rows)]
     lines += asyncio.run(_episodes(config))
     lines += asyncio.run(_servers(config, rows, eval_rows, tokenizer, model))

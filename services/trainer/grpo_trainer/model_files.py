@@ -10,6 +10,7 @@ without do_sample. All are read at the start: the folder of the first model may 
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,13 +30,28 @@ KEPT_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")
 KEPT_NAMES = ("LICENSE*", "LICENCE*", "NOTICE*", "COPYING*", "USE_POLICY*")
 LEFT_OUT = ("*.index.json", "adapter_config.json", "trainer_state.json", "*_results.json", NF4_MARK)
 """What is of the old weights, or of how they were trained."""
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 LARGEST_KEPT = 64 * 2**20
 """Bytes: more than a vocabulary of 250,000 tokens takes, and less than weights."""
+
+
+def refuse_missing_folder(name_or_path: str) -> None:
+    """Raise UsageError for what can only be a folder, and is none: a Hub would be asked in vain."""
+    is_path = name_or_path.startswith(("/", ".", "~")) or name_or_path.endswith("/") or name_or_path.count("/") > 1
+    if is_path and not Path(name_or_path).is_dir():
+        raise UsageError(
+            f"model.name_or_path {name_or_path}: there is no such folder, seen from {Path.cwd()}",
+            hint="name a folder, or a model of the Hugging Face Hub",
+        )
 
 
 def what_it_is(name_or_path: str) -> str | None:
     """What a folder without a model is, and what to name in its place; None where nothing is known of it."""
     folder = Path(name_or_path)
+    if not folder.is_dir():
+        return f"there is no folder {name_or_path} in {Path.cwd()}, so it was looked for on the Hugging Face Hub"
+    if not any((folder / name).exists() for name in ("config.json", "adapter_config.json", "state.json")):
+        return f"the folder {name_or_path} has no config.json, so it holds no model"
     if (folder / "state.json").is_file() and (folder / "manifest.json").is_file():
         return "it is a checkpoint of a run, and no model yet: docs/trainer.md says how to go back to it and write one"
     try:
@@ -114,6 +130,8 @@ class ModelFiles:
         except (*WRITE_ERRORS, TrainerError):
             raise
         except Exception as error:  # transformers, and the model's own code, raise anything
+            if found := _OS_ERROR.search(str(error)):  # a library in Rust has no class for it
+                raise OSError(int(found[1]), str(error)) from error
             raise UsageError(
                 f"the {part} of {self.source} cannot be saved: {type(error).__name__}: {error}",
                 hint=f"mend the files of the {part} in a copy of {self.source}, and train that",

@@ -30,7 +30,7 @@ from .data.difficulty import DifficultyMemory
 from .data.episode_rows import RowsOfEpisodes
 from .data.order import PromptOrder
 from .data.repeats import repeats
-from .data.run_rows import check_vocabulary, load_eval_sets, load_training_rows, rows_with_prompts
+from .data.run_rows import check_vocabulary, few_rows, load_eval_sets, load_training_rows, rows_with_prompts
 from .data.tokenizer import check_stop_tokens, load_tokenizer
 from .data.turn_end import servers_stop_at
 from .engine.family import load_family
@@ -143,8 +143,8 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
             length = "max_steps" if config.max_steps is not None else "num_train_epochs"
             log.info("step %d of %d is done: nothing is left to train; raise %s to train on", step, max_steps, length)
         updates = number_of_updates(config, max_steps)
-        ends = servers_stop_at(config, rows.first_rows[0], tokenizer, family)
-        for doubt in [*doubts(config), *schedule_doubts(config.optimizer, total_updates=updates), *ends]:
+        of_data = [*few_rows(rows, config), *servers_stop_at(config, rows.first_rows[0], tokenizer, family)]
+        for doubt in [*doubts(config), *schedule_doubts(config.optimizer, total_updates=updates), *of_data]:
             log.warning("%s", doubt)
         cursor = Cursor(**state["cursor"]) if state else Cursor()
         rests = estimator_of(config.algorithm).zero_without_spread is not False and not config.teachers

@@ -69,6 +69,10 @@ def _check_flag(flag: str, keys: Keys) -> None:
 
 def _check_value(flag: str, value: str, keys: Keys) -> None:
     name = flag.removeprefix("--")
+    if not value:
+        raise UsageError(
+            f"the flag {flag} has an empty value", hint=f"write {flag} VALUE; {flag} null takes a value back"
+        )
     if keys.is_section(name) and not value.lstrip().startswith("{") and value not in ("null", "None"):
         raise UsageError(
             f"{flag} is a section of settings, and {value} is none", hint=f"did you mean --{keys.of_section(name)}?"

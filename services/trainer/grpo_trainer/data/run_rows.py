@@ -115,6 +115,17 @@ def longest_context(config: RunConfig, *rows: TrainingRows | HeldOutRows) -> int
     return longest + config.rollout.max_completion_length
 
 
+def few_rows(rows: TrainingRows, config: RunConfig) -> list[str]:
+    """Return a sentence where one step samples every prompt more than once."""
+    asked = config.rollout.groups_per_batch
+    if len(rows) >= asked:
+        return []
+    return [
+        f"{len(rows)} rows are fewer than the {asked} prompts of a step, which so has each of them several times: a "
+        "smaller rollout.generation_batch_size makes more steps of an epoch"
+    ]
+
+
 def check_vocabulary(rows: TrainingRows, eval_rows: HeldOutRows, *, vocab_size: int) -> None:
     """Raises UsageError for a token that the model has no embedding of."""
     stores = [*rows.stores.values(), *eval_rows.values()]

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 from ..config.cold_start import ColdStartModel
 from ..config.model import ModelConfig
 from ..errors import UsageError, model_error_class
-from ..model_files import what_it_is
+from ..model_files import refuse_missing_folder, what_it_is
 from .prompts import file_text
 
 
@@ -17,6 +17,7 @@ def load_tokenizer(config: ModelConfig) -> Any:
 
     Raises UsageError when there is none, or no such template, and UnavailableError when the Hub does not answer.
     """
+    refuse_missing_folder(config.name_or_path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(config.name_or_path, trust_remote_code=config.trust_remote_code)
     except (OSError, ValueError) as error:

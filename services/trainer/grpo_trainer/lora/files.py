@@ -14,7 +14,7 @@ from grpo_proto.checkpoint_files import checkpoint_digest, checkpoint_folder
 from ..config.lora import served_rank
 from ..config.model import ModelConfig
 from ..errors import UsageError, model_error_class, storage_error_class
-from ..model_files import what_it_is
+from ..model_files import refuse_missing_folder, what_it_is
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 CHECKPOINT_FILES = ["*.safetensors", "*.safetensors.index.json", "config.json"]
@@ -107,6 +107,7 @@ def base_digest_of(name_or_path: str) -> str:
 
     Reads every byte. Raises UsageError or UnavailableError when there is no checkpoint in safetensors.
     """
+    refuse_missing_folder(name_or_path)
     try:
         try:
             return checkpoint_digest(checkpoint_folder(name_or_path))
