@@ -95,8 +95,9 @@ class TestStart:
     def test_a_model_that_is_broken(self, tmp_path: Path):
         (tmp_path / "config.json").write_text('{"model_type": "no-such-model"}')
         status, message = self.run(tmp_path, "--port", free_port(), folder=tmp_path)
-        assert status == 1
+        assert status == 2, "no further try can succeed"
         assert message.startswith(f"error: cannot start {tmp_path}: ")
+        assert "no-such-model" in message
 
     def test_the_developer_mode(self, tmp_path: Path):
         status, message = self.run(tmp_path, folder=tmp_path, environment={"VLLM_SERVER_DEV_MODE": "1"})
