@@ -73,7 +73,8 @@ def test_a_log_without_room_ends_all_ranks_with_every_step_saved(stack: Stack, d
     elsewhere.mkdir()
     run_dir.mkdir()
     (run_dir / "checkpoints").symlink_to(elsewhere)
-    flags = ("--max_steps", 4, "--checkpoint.save_steps", 0)
+    # Without evaluations: their log would be the first to meet it.
+    flags = ("--max_steps", 4, "--checkpoint.save_steps", 0, "--eval.eval_steps", 0)
     statuses, printed = ends_of_two_ranks(stack, run_dir, tmp_path, *flags, *filled(disk, '{"full_at": 1}'))
     assert statuses == [1, 1], printed
     assert errors_in(printed) == [f"error: {run_dir}/completions.jsonl could not be written: No space left on device"]
