@@ -71,7 +71,7 @@ class Journal:
             )
         self.decisions = DecisionLog(run_dir, resumed_step=resumed_step)
         untaught = [name for name in config.data.datasets if name not in config.teachers] if config.teachers else None
-        if estimator_of(config.algorithm).zero_without_spread is False:  # it learns from equal rewards, too
+        if estimator_of(config.algorithm).learns_from_equal_rewards:
             untaught = []
         self.learning = LearningWatch(config.guards, untaught=untaught)
         if resumed_step is not None:

@@ -147,7 +147,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         for doubt in [*doubts(config), *schedule_doubts(config.optimizer, total_updates=updates), *of_data]:
             log.warning("%s", doubt)
         cursor = Cursor(**state["cursor"]) if state else Cursor()
-        rests = estimator_of(config.algorithm).zero_without_spread is not False and not config.teachers
+        rests = not (config.teachers or estimator_of(config.algorithm).learns_from_equal_rewards)
         memory = DifficultyMemory.of(config.data.difficulty, seed=config.seed, known=cursor.difficulty, rests=rests)
         prompts = PromptOrder(
             rows,

@@ -207,11 +207,9 @@ def report_rest(run: RunFile, options: Options, *, of: str = "") -> None:
             run.not_needed.append(f"{shown}: off, as here")
         elif name in peer.not_here:
             run.differs.append(f"{shown}: {peer.not_here[name]}")
+        elif of and name in peer.known:
+            run.differs.append(f"{shown}: give it to the command that trains, which decides on it here")
         else:
-            alone = name in peer.known and of
-            if alone:
-                run.differs.append(f"{shown}: give it to the command that trains, which decides on it here")
-                continue
             close = get_close_matches(name, peer.known, n=1, cutoff=0.8)
             meant = f"; did you mean --{close[0]}? Nothing is set by it" if close else ""
             run.differs.append(

@@ -49,6 +49,11 @@ class Estimator:
     takes_penalty: bool = True
     """Whether a KL that is subtracted from the totals reaches it and may make them negative."""
 
+    @property
+    def learns_from_equal_rewards(self) -> bool:
+        """Whether a group whose totals are all equal is declared to teach."""
+        return self.zero_without_spread is False
+
     def __call__(self, rewards: Rewards, algorithm: AlgorithmConfig) -> Advantages:
         return self.function(rewards, algorithm)
 
@@ -96,7 +101,7 @@ def estimator_of(algorithm: AlgorithmConfig) -> Estimator:
             else f"algorithm.scale_rewards {scale}: the estimator {name} knows {' and '.join(estimator.scales)}",
             hint=f"leave algorithm.scale_rewards out, which is {estimator.scales[0]} here",
         )
-    if algorithm.dynamic_sampling and estimator.zero_without_spread is False:
+    if algorithm.dynamic_sampling and estimator.learns_from_equal_rewards:
         raise UsageError(
             f"algorithm.dynamic_sampling replaces groups with equal rewards, and the estimator {name} trains on them",
             hint="switch algorithm.dynamic_sampling off, or choose another algorithm.advantage_estimator",
