@@ -107,6 +107,18 @@ class TestSignature:
 
         assert run(fit, {})["score"] == 1.0
 
+    def test_a_column_that_is_null_and_may_not_be_is_none_of_the_rewards_business(self):
+        """As of the rows of another task in one dataset, where a column of JSON lines or of the Hub is null."""
+
+        @reward
+        def fit(completion: str, *, gold: str, hint: str | None) -> float:
+            return 1.0 if hint is None else 0.0
+
+        scored = run(fit, {"columns": {"gold": None, "hint": None}})
+        assert scored == {"score": None, "status": "unscorable", "detail": "column gold is null"}
+        assert run(fit, {"columns": {"gold": "7", "hint": None}})["score"] == 1.0
+        assert run(fit, {"columns": {"gold": 7, "hint": None}})["status"] == "error"
+
     def test_what_fits_no_reward_is_refused(self):
         with pytest.raises(TypeError, match="must be called `completion` or `completions`"):
             reward(lambda text: 1.0)

@@ -98,6 +98,14 @@ class TestFormats:
         path = write_jsonl(tmp_path / "rows#2.jsonl", ROWS)
         assert read_rows(str(path), "train") == ROWS
 
+    def test_more_rows_are_wanted_than_there_are(self, tmp_path, caplog):
+        path = write_jsonl(tmp_path / "rows.jsonl", ROWS)
+        for limit in range(1, len(ROWS) + 1):
+            assert read_rows(f"{path}#{limit}", "train") == ROWS[:limit]
+        assert not caplog.records
+        assert read_rows(f"{path}#{len(ROWS) + 1}", "train") == ROWS
+        assert f"rows.jsonl#{len(ROWS) + 1}: it has {len(ROWS)} rows, and all of them are taken" in caplog.text
+
 
 class TestFolders:
     def test_files_of_the_split_when_files_are_named_after_splits(self, tmp_path):

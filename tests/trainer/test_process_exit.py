@@ -79,6 +79,14 @@ def test_output_that_is_closed_is_none_and_output_that_is_lost_is_told(output: s
     assert result.returncode == status, result.stderr
 
 
+def test_ctrl_c_before_there_is_anything_to_save_is_one_line():
+    program = (
+        "import signal\nfrom grpo_trainer import __main__\n"
+        "__main__.main = lambda argv: signal.raise_signal(signal.SIGINT)\n__main__.command()"
+    )
+    assert end_of(program) == (130, "", "stopped\n")
+
+
 def test_what_nobody_expected_is_printed_and_ends_with_1():
     program = "from grpo_trainer import __main__\n__main__.main = lambda argv: 1 / 0\n__main__.command()"
     status, said, errors = end_of(program)

@@ -100,6 +100,34 @@ async def test_what_broke_is_scored_again_and_then_left_out_with_its_reason(monk
         check_enough_scored([group], 1.0)
 
 
+async def test_a_row_of_another_task_has_null_for_the_column_of_a_reward_that_it_lacks():
+    """Its total is the score of the reward that can judge it, and nothing is asked again."""
+    executor, requests = InlineExecutor(), 0
+    scoring = Scoring(executor, Metrics())
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal requests
+        requests += 1
+        response = await scoring.score(ScoreRequest.model_validate_json(request.content))
+        return httpx.Response(200, text=response.model_dump_json())
+
+    rows: dict[str, dict[str, object]] = {
+        "<answer>2 + 3</answer>": {"solution": "5", "nums": [2, 3], "target": 5},
+        "<answer>2 + 4</answer>": {"nums": [2, 4], "target": 6},
+        "<answer>8</answer>": {"solution": "7", "nums": None, "target": None},
+    }
+    groups = [
+        Group(0, PromptRow(0, [1], "p", columns), [completion(text, [1], [-0.1], text, "stop", [(0, 1)])])
+        for text, columns in rows.items()
+    ]
+    async with RewardClient("http://127.0.0.1:1", transport=httpx.MockTransport(answer)) as client:
+        stage = RewardStage(client, RewardConfig(reward_funcs=["accuracy", "countdown"]))
+        stage.known = {name: reward.description for name, reward in executor.rewards.items()}
+        await stage.score(groups, step=1)
+    assert [group.episodes[0].total for group in groups] == [2.0, 1.0, 0.0]
+    assert requests == 1
+
+
 async def test_each_dataset_is_scored_by_its_own_rewards():
     asked: list[tuple[dict[str, float], list[str]]] = []
 

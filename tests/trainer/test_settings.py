@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -306,10 +307,28 @@ def test_a_resume_names_each_setting_that_changed_and_no_parameter_of_own_code(r
     flags += ("--reward.params", '{"format": {"api_key": "not-to-be-shown"}}', "--model.lora.r", "4")
     changes = changed_settings(before, read(run_file, *flags))
     assert [line.split(" is ")[0] for line in changes] == [
-        "max_steps", "model.lora", "reward.params", "algorithm.loss_type", "algorithm.params",
+        "max_steps", "model.lora", "reward.params.format", "algorithm.loss_type",
+        "algorithm.params.sapo_temperature_pos",
     ]  # fmt: skip
     assert "algorithm.loss_type is sapo, was dapo" in changes
     assert "not-to-be-shown" not in str(changes)
+
+
+def test_a_resume_names_what_changed_of_each_dataset(run_file: Path, tmp_path: Path):
+    before, sets = tmp_path / "before.yaml", tmp_path / "sets.yaml"
+
+    def with_sets(**datasets: dict[str, Any]) -> RunConfig:
+        sets.write_text(yaml.safe_dump({"data": {"dataset": None, "datasets": datasets}}))
+        return read(run_file, sets)
+
+    one, two = {"dataset": "a.jsonl", "ratio": 0.5}, {"dataset": "b.jsonl", "ratio": 0.5}
+    write_resolved(with_sets(first=one, second=two), before)
+    changes = changed_settings(before, with_sets(first={**one, "ratio": 0.25}, third={**two, "ratio": 0.75}))
+    assert changes == [
+        "data.datasets.first.ratio is 0.25, was 0.5",
+        "data.datasets.second is gone",
+        "data.datasets.third is new",
+    ]
 
 
 @pytest.mark.parametrize("text", ["a: 'half", "- a list", "", "\ttab: 1"])
@@ -351,6 +370,15 @@ def test_one_reduction_an_update_is_refused_where_it_has_no_use(
 def test_an_unknown_variable_of_ours_is_refused(run_file: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GRPO_TRAIN__OPTIMIZER__LR", "1")
     with pytest.raises(UsageError, match="GRPO_TRAIN__OPTIMIZER__LR"):
+        read(run_file)
+
+
+@pytest.mark.parametrize("name", ["GRPO_TRAIN_OPTIMIZER__LEARNING_RATE", "GRPO_TRAIN_OPTIMIZER_LEARNING_RATE"])
+def test_a_variable_with_too_few_underscores_is_refused(run_file: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    monkeypatch.setenv("GRPO_TRAIN_ARGS", "--max_steps 3")  # of compose.yaml
+    read(run_file)
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(UsageError, match=f"{name} in the environment .*by GRPO_TRAIN__OPTIMIZER__LEARNING_RATE"):
         read(run_file)
 
 

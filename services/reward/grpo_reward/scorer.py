@@ -57,6 +57,8 @@ def score_sample(reward: Reward, params: BaseModel, sample: Mapping[str, Any], s
             try:
                 value = adapter.validate_python(value)
             except ValidationError as error:
+                if value is None:  # as where rows of another task have no such column
+                    return {"score": None, "status": "unscorable", "detail": f"column {column} is null"}
                 return error_outcome(f"column {column}: {_first_problem(error)}")
             except BaseException as error:  # a validator of the reward's own
                 return failed_outcome(error)

@@ -15,7 +15,8 @@ data/            rows → prompts
 config/          what a run file may say
 ranks/           the processes of one trainer
 checkpoint/      what a run leaves, and goes on from
-cold_start/      supervised fine-tuning before the first run; quantize_base.py, the model below an adapter in four bits
+cold_start/      supervised fine-tuning before the first run; quantize_base.py, the model below an adapter in four bits;
+                 merge_adapter.py, the sum of both
 imports/         the commands of other trainers become run files
 observe/         what a run shows of itself; journal.py tells it, live_sources.py lets the live page read the servers
 __main__.py → start.py → run.py

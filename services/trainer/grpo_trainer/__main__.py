@@ -1,5 +1,5 @@
 """`grpo-train RUN.yaml [--section.key VALUE …] [--dry-run | --resume]`, and the words for other work: `cold-start`,
-`quantize-base`, `import-swift`, `import-trl`."""
+`quantize-base`, `merge-adapter`, `import-swift`, `import-trl`."""
 
 import os
 import sys
@@ -16,6 +16,7 @@ usage: grpo-train RUN.yaml [MORE.yaml …] [--section.key VALUE …]   train
        grpo-train RUN.yaml … --resume       go on from the newest whole checkpoint of run_dir
        grpo-train cold-start FILE.yaml …    supervised fine-tuning before the first run
        grpo-train quantize-base MODEL FOLDER     write the model for runs with model.load_in_4bit (QLoRA)
+       grpo-train merge-adapter ADAPTER FOLDER   write the model with a trained adapter added
        grpo-train import-swift ARGS…|FILE.sh     write a run file from a command of ms-swift, to stdout
        grpo-train import-trl ARGS…|FILE.yaml     … or of TRL
        grpo-train RUN.yaml --help           every key
@@ -34,6 +35,9 @@ def command(argv: Sequence[str] | None = None) -> NoReturn:
     """`main` as a process of its own, whose end no thread of Gloo's turns into an abort."""
     try:
         status = main(argv)
+    except KeyboardInterrupt:  # while there is nothing to save; later StopSignal takes it
+        print("stopped", file=sys.stderr)
+        status = 130
     except Exception:
         sys.excepthook(*sys.exc_info())
         status = 1
@@ -64,6 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from .quantize_base import main as quantize_base
 
             return quantize_base(words[1:])
+        if words[0] == "merge-adapter":
+            from .merge_adapter import main as merge_adapter
+
+            return merge_adapter(words[1:])
         if words[0] in ("import-swift", "import-trl"):
             from .imports.command import main as import_command
 

@@ -40,8 +40,8 @@ def refuse_missing_folder(name_or_path: str) -> None:
     is_path = name_or_path.startswith(("/", ".", "~")) or name_or_path.endswith("/") or name_or_path.count("/") > 1
     if is_path and not Path(name_or_path).is_dir():
         raise UsageError(
-            f"model.name_or_path {name_or_path}: there is no such folder, seen from {Path.cwd()}",
-            hint="name a folder, or a model of the Hugging Face Hub",
+            f"there is no folder {name_or_path}, seen from {Path.cwd()}",
+            hint="model.name_or_path is a folder, or a model of the Hugging Face Hub",
         )
 
 
@@ -62,7 +62,7 @@ def what_it_is(name_or_path: str) -> str | None:
         return None
     return (
         f"it is an adapter of {base}: set model.name_or_path to {base} and model.lora.adapter to {name_or_path}, or "
-        "take a folder model-merged"
+        "take the folder that grpo-train merge-adapter writes"
     )
 
 

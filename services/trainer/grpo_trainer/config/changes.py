@@ -26,7 +26,22 @@ def _changes(old: Mapping[str, Any], section: BaseModel, above: str = "") -> Ite
         setting, value = f"{above}{name}", getattr(section, name)
         if isinstance(value, BaseModel) and isinstance(old[name], Mapping):
             yield from _changes(old[name], value, f"{setting}.")
+        elif isinstance(value, Mapping) and isinstance(old[name], Mapping):
+            yield from _changed_entries(old[name], value, plain[name], f"{setting}.")
         elif old[name] != plain[name]:
-            # Parameters of somebody's own code may be secrets.
             shown = not any(isinstance(one, Mapping) for one in (old[name], plain[name]))
             yield f"{setting} is {plain[name]}, was {old[name]}" if shown else f"{setting} is another one"
+
+
+def _changed_entries(
+    old: Mapping[str, Any], new: Mapping[str, Any], plain: Mapping[str, Any], above: str
+) -> Iterator[str]:
+    """The entries of a mapping whose keys are the user's. Their values are not shown: parameters of somebody's own code
+    may be secrets."""
+    for key in sorted(old.keys() | plain.keys()):
+        if key not in plain or key not in old:
+            yield f"{above}{key} is {'new' if key in plain else 'gone'}"
+        elif isinstance(new[key], BaseModel) and isinstance(old[key], Mapping):
+            yield from _changes(old[key], new[key], f"{above}{key}.")
+        elif old[key] != plain[key]:
+            yield f"{above}{key} is another one"

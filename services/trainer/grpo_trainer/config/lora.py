@@ -1,11 +1,13 @@
 """The section `model.lora` of a run file and of a cold start: train an adapter of low rank, keep the model as it is."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
+from ..errors import UsageError
 from .section import Section
 
 ALL_LINEAR = "all-linear"
@@ -19,6 +21,14 @@ REFUSED = {
 """Settings of PEFT that no rollout server can serve, and the reason."""
 SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as --max-lora-rank. The rank of an adapter may be any number up to that."""
+KEYS_OF_PEFT = {
+    "r": "r",
+    "lora_alpha": "alpha",
+    "use_rslora": "use_rslora",
+    "target_modules": "target_modules",
+    "target_parameters": "target_parameters",
+}
+"""Key of PEFT's adapter_config.json → setting here, of what says which adapter it is."""
 NEUTRAL: tuple[Any, ...] = (None, False, "none", [])
 
 
@@ -79,6 +89,20 @@ class LoraConfig(Section):
         if not self.target_modules and not self.target_parameters:
             raise ValueError("target_modules and target_parameters are empty: nothing would be trained")
         return self
+
+
+def described_by(saved: Mapping[str, Any], adapter: Path) -> LoraConfig:
+    """Return the settings with which a run starts from `adapter`, whose configuration is `saved`.
+
+    Raises UsageError when no run can have them.
+    """
+    settings = {ours: saved[theirs] for theirs, ours in KEYS_OF_PEFT.items() if saved.get(theirs) not in NEUTRAL}
+    try:
+        return LoraConfig.model_validate({"target_modules": []} | settings | {"adapter": adapter})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "its settings"
+        raise UsageError(f"the adapter {adapter} is none that is trained here: {where}: {first['msg']}") from error
 
 
 def served_rank(rank: int) -> int:

@@ -120,6 +120,13 @@ def _check_environment(environment: Mapping[str, str], prefix: str, keys: Keys) 
             name = variable.removeprefix(prefix).lower().replace("__", ".")
             if name not in keys.known and not keys.is_in_free_mapping(name):
                 raise UsageError(f"unknown setting in the environment: {variable}", hint=keys.nearest(name))
+        elif variable.startswith(prefix[:-1]):  # one underscore where two belong, and no variable of somebody else
+            name = variable.removeprefix(prefix[:-1]).lower().replace("__", "_")
+            if meant := next((known for known in sorted(keys.known) if known.replace(".", "_") == name), None):
+                raise UsageError(
+                    f"{variable} in the environment sets nothing",
+                    hint=f"{meant} is set by {prefix}{meant.replace('.', '__').upper()}, two underscores each",
+                )
 
 
 def explain(error: ValidationError, keys: Keys) -> str:

@@ -4,6 +4,7 @@ Every column keeps its name, and its values are plain JSON (see values.py and fo
 """
 
 import difflib
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from ..errors import UnavailableError, UsageError, storage_error_class
 from .formats import READERS, read_file
 from .splits import data_files, files_of_split
 from .values import Row, json_row
+
+log = logging.getLogger(__name__)
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 
@@ -39,6 +42,8 @@ class Source:
         for number, row in enumerate(self.read()):
             if self.limit is None or number < self.limit:
                 yield row
+        if self.limit is not None and 0 <= number < self.limit - 1:
+            log.warning("dataset %s#%d: it has %d rows, and all of them are taken", self.name, self.limit, number + 1)
         if number < 0:
             raise UsageError(f"dataset {self.name} has no rows", hint="name a dataset with at least one row")
 

@@ -3,16 +3,8 @@
 import json
 from pathlib import Path
 
+from ..config.lora import KEYS_OF_PEFT
 from .run_file import RunFile, checked
-
-_OF_PEFT = {
-    "r": "r",
-    "lora_alpha": "alpha",
-    "use_rslora": "use_rslora",
-    "target_modules": "target_modules",
-    "target_parameters": "target_parameters",
-}
-"""Key of adapter_config.json → setting of model.lora."""
 
 
 def set_first_adapter(run: RunFile, folder: str, shown: str) -> None:
@@ -20,7 +12,7 @@ def set_first_adapter(run: RunFile, folder: str, shown: str) -> None:
     run.set("model.lora.adapter", folder, shown)
     try:
         saved = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
-        found = {setting: saved[key] for key, setting in _OF_PEFT.items() if saved.get(key) not in (None, [])}
+        found = {setting: saved[key] for key, setting in KEYS_OF_PEFT.items() if saved.get(key) not in (None, [])}
     except (OSError, ValueError, TypeError, KeyError):
         run.differs.append(f"{shown}: its files are not here, so model.lora may describe another one")
         return

@@ -41,12 +41,12 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]
         tensors = load_file(folder / TENSORS)
     except OSError as error:
         raise storage_error_class(error)(
-            f"model.lora.adapter {folder} cannot be read: {error}", hint=f"give a folder with {CONFIG} and {TENSORS}"
+            f"the adapter {folder} cannot be read: {error}", hint=f"give a folder with {CONFIG} and {TENSORS}"
         ) from error
     except (ValueError, SafetensorError) as error:
-        raise UsageError(f"model.lora.adapter {folder} is no adapter: {error}") from error
+        raise UsageError(f"the folder {folder} is no adapter: {error}") from error
     if config.get("peft_type") != "LORA":
-        raise UsageError(f"model.lora.adapter {folder} is of type {config.get('peft_type')}, not LORA")
+        raise UsageError(f"the adapter {folder} is of type {config.get('peft_type')}, not LORA")
     kinds = [word for name, word in UNSUPPORTED.items() if config.get(name)]
     if config.get("bias", "none") != "none":
         kinds.append("a bias")

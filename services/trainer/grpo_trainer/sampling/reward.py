@@ -197,9 +197,10 @@ class RewardStage:
         pairs = unjudged(groups)
         if not pairs:
             return
+        needed = [column for spec in specs if spec.name in self.known for column in self.known[spec.name].columns]
         request = ScoreRequest(
             rewards=specs,
-            samples=[_sample(group, episode) for group, episode in pairs],
+            samples=[_sample(group, episode, needed) for group, episode in pairs],
             step=step,
             timeout_s=self.config.timeout_s,
             deadline_s=self.config.deadline_s,
@@ -324,10 +325,14 @@ def check_enough_scored(groups: list[Group], min_share: float) -> None:
         )
 
 
-def _sample(group: Group, episode: Episode) -> ScoreSample:
-    """The completion is what the policy said last, the token ids are all that it sampled."""
+def _sample(group: Group, episode: Episode, needed: Sequence[str] = ()) -> ScoreSample:
+    """The completion is what the policy said last, the token ids are all that it sampled.
+
+    A row without a `needed` column, which the first row had, is of another task: the column is null, as a dataset of
+    the Hub has it.
+    """
     messages = [wire_message(message) for message in episode.transcript]
-    return ScoreSample(
+    sample = ScoreSample(
         id=episode.id,
         completion=episode.text,
         prompt=messages[: episode.opening] if messages else _prompt(group.row),
@@ -337,6 +342,8 @@ def _sample(group: Group, episode: Episode) -> ScoreSample:
         truncated=episode.truncated,
         traceparent=group.trace.traceparent,
     )
+    missing = [column for column in needed if not sample.has_column(column)]
+    return sample.model_copy(update={"columns": {**sample.columns, **dict.fromkeys(missing)}}) if missing else sample
 
 
 def _prompt(row: PromptRow) -> str | list[Message]:
