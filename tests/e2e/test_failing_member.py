@@ -73,7 +73,7 @@ def test_an_engine_lost_at_any_point_of_a_push_leaves_the_run_to_the_other(sign:
                     assert time.monotonic() < deadline, f"no push has come to {point}"
                     time.sleep(0.01)
                 lost_s = time.monotonic()
-                seen = wait_for(log, f"push failed: {urls[1]}: ", trainer, after=seen)
+                seen = wait_for(log, f" failed: {urls[1]}: ", trainer, after=seen)
                 noticed_s = time.monotonic() - lost_s
                 seen = wait_for(log, f"with {urls[0]} over gloo", trainer, after=seen)
                 print(f"{sign} in {point}: noticed after {noticed_s:.1f} s, others {time.monotonic() - lost_s:.1f} s")

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from grpo_proto import ConflictError, ErrorDetail, RenewRequest
-from grpo_trainer.config.weights import WeightsConfig
 from grpo_trainer.fleet.lease import Lease
 from grpo_trainer.fleet.weight_session import WeightSession
 
@@ -34,7 +33,7 @@ def server() -> Server:
 
 def lease_on(server: Any, *, has_heartbeat: bool) -> Lease:
     crew: Any = SimpleNamespace(session=7)
-    session = WeightSession([server], crew, asyncio.Event(), SimpleNamespace(), WeightsConfig())  # type: ignore[arg-type]
+    session = WeightSession([server], crew, asyncio.Event(), SimpleNamespace())  # type: ignore[arg-type]
     return Lease(lambda: session, lambda: has_heartbeat, lease_s=0.04)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import pytest
 
@@ -24,7 +24,7 @@ from grpo_trainer.observe.decisions import Decision
 from grpo_trainer.orchestrator import Orchestrator
 from grpo_trainer.ranks.stop_signal import StopRequested, StopSignal
 
-FAILURE = stage.Failure("no rollout server answers", final=False)
+FAILURE = stage.AttemptFailed("no rollout server answers", final=False)
 
 
 class Pusher:
@@ -34,11 +34,11 @@ class Pusher:
         self.stop, self.session, self.attempts = StopSignal(), None, 0
         self._stop_in_attempt = stop_in_attempt
 
-    def open(self, *_: object) -> stage.Failure:
+    def open(self, *_: object) -> NoReturn:
         self.attempts += 1
         if self.attempts == self._stop_in_attempt:
             self.stop.requested = True
-        return FAILURE
+        raise FAILURE
 
 
 class Clock:

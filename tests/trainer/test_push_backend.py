@@ -14,8 +14,8 @@ import yaml
 from tests.trainer.made_run_file import write_run_file
 from transformers import Qwen2Config, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from grpo_proto import Manifest
-from grpo_proto.messages.weights import Backend
+from grpo_proto import BeginRequest
+from grpo_proto.messages.weights import Backend, Kind, KvCache
 from grpo_proto.transport import gpu_uuid, nccl_version, plan_manifest
 from grpo_trainer import dry_run
 from grpo_trainer.config.run_config import RunConfig
@@ -88,22 +88,59 @@ def test_the_buckets_are_laid_out_for_the_backend_that_the_session_has(
 ):
     """A trainer on a GPU pushes over Gloo, too: to servers that share its GPU, for instance."""
 
-    async def begin(*_: object, **__: object) -> None: ...
+    request = begun(LARGE, backend, WeightsConfig(), monkeypatch)
+    assert max(request.manifest.bucket_bytes) == LARGEST_MIB[backend] * MIB
+
+
+@pytest.mark.parametrize(
+    ("kv_cache", "kind", "sent"), [("recompute", "full", False), ("keep", "full", True), ("keep", "lora", False)]
+)
+def test_what_becomes_of_the_kv_cache_is_sent_only_where_it_is_kept(
+    kv_cache: KvCache, kind: Kind, sent: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """A server from before the setting refuses a field that it does not have, and every version of an adapter has keys
+    of its own."""
+    request = begun(LARGE[:2], "gloo", WeightsConfig(kv_cache=kv_cache), monkeypatch, kind=kind)
+    assert (request.kind, request.kv_cache == "keep") == (kind, sent)
+    assert ("kv_cache" in request.model_dump_json()) == sent
+    assert BeginRequest.model_validate_json(request.model_dump_json()) == request
+
+
+def test_an_adapter_is_announced_with_its_configuration_and_its_model(monkeypatch: pytest.MonkeyPatch):
+    request = begun(LARGE[:2], "gloo", WeightsConfig(), monkeypatch, kind="lora")
+    assert (request.kind, request.peft_config, request.base_digest) == ("lora", {"r": 4}, "ab" * 32)
+
+
+def begun(
+    tensors: list[tuple[str, str, list[int]]],
+    backend: Backend,
+    config: WeightsConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    kind: Kind = "full",
+) -> BeginRequest:
+    """What a pusher says at the begin of a push."""
+    requests: list[BeginRequest] = []
+
+    async def begin(request: BeginRequest) -> None:
+        requests.append(request)
 
     class Pusher(WeightPusher):
         def _session_with(self, *_: object) -> Any:
-            return SimpleNamespace(group=SimpleNamespace(backend=backend), begin=begin)
+            return SimpleNamespace(number=7, group=SimpleNamespace(backend=backend), begin=begin)
 
     monkeypatch.setattr(stage, "choose_backend", lambda *_, **__: backend)
-    export: Any = SimpleNamespace(
-        kind="full", listed=lambda: LARGE, absent=[], device=torch.device("cuda"), peft_config=None, base_digest=None
-    )
+    of_kind: dict[str, Any] = {"peft_config": None, "base_digest": None}
+    if kind == "lora":
+        of_kind = {"peft_config": {"r": 4}, "base_digest": "ab" * 32}
+    export: Any = SimpleNamespace(kind=kind, listed=lambda: tensors, absent=[], device=torch.device("cuda"), **of_kind)
     with EventLoopThread() as loop:
         fleet = Fleet([], min_replicas=0)
-        pusher = Pusher(fleet, loop, WeightsConfig(), trainer_id="t", stop=StopSignal(), has_heartbeat=lambda: True)
+        pusher = Pusher(fleet, loop, config, trainer_id="t", stop=StopSignal(), has_heartbeat=lambda: True)
         manifest = pusher.open(1, export, 60.0)
-    assert isinstance(manifest, Manifest)
-    assert max(manifest.bucket_bytes) == LARGEST_MIB[backend] * MIB
+    [request] = requests
+    assert request.manifest == manifest
+    return request
 
 
 @pytest.mark.parametrize(("members", "backend"), [([{}], "nccl"), ([{}, {"gpus": ["GPU-ours"]}], "gloo"), ([], "nccl")])
@@ -194,7 +231,6 @@ def test_under_zero3_a_broadcast_over_nccl_ends_before_the_next_gather(backend: 
         arrived=lambda: happened.append("arrived"),
     )
     manifest = plan_manifest([("a", "uint8", [8]), ("b", "uint8", [8])], 8)
-    failure, _ = _send(export, manifest, pusher)  # type: ignore[arg-type]
-    assert failure is None
+    assert _send(export, manifest, pusher)  # type: ignore[arg-type]
     between = ["arrived"] if in_turns else []
     assert happened == ["gather 1", "send", *between, "gather 2", "send", *between, "arrived"]

@@ -30,6 +30,7 @@ from grpo_trainer.checkpoint.rollbacks import (
     with_prompts_moved_on,
 )
 from grpo_trainer.config.run_config import RunConfig
+from grpo_trainer.data.difficulty import DifficultyMemory
 from grpo_trainer.errors import GuardStop, UsageError
 from grpo_trainer.fleet.event_loop import EventLoopThread
 from grpo_trainer.guarding import obey_guards, to_go_back_to
@@ -230,6 +231,10 @@ def test_nothing_that_the_abandoned_policy_has_sampled_or_replaced_comes_into_a_
         cursor = Cursor(next_position, [], [(0, 0.5, 0)])
         orchestrator.start_over(cursor)
         assert orchestrator.cursor() == cursor, "the difficulty is that of the checkpoint"
+        memory = orchestrator.pipeline.prompts.difficulty
+        assert memory is not None
+        memory.learn(1, epoch=0, solved=1.0, teaches=False)
+        assert not memory.rests_until, "no prompt rests in this run, before or after"
         orchestrator.policy_pushed(2)
         assert min(next_positions()) == next_position
         assert orchestrator.pipeline.counts.dropped_stale == 0
@@ -253,5 +258,6 @@ def orchestrator_of(
     orchestrator.sampler, orchestrator.reward, orchestrator._limits = rollout, Spread(), pipeline.limits
     orchestrator.teachers = None
     orchestrator.pusher = SimpleNamespace(leave=lambda: left.append(None))
+    pipeline.prompts.difficulty = DifficultyMemory.of(config.data.difficulty, seed=config.seed, rests=False)
     orchestrator.pipeline = orchestrator._new_pipeline(pipeline.prompts, Cursor())
     return orchestrator, rollout

@@ -14,13 +14,13 @@ from grpo_proto import (
     ConflictError,
     ErrorDetail,
     InfrastructureError,
+    Rendezvous,
     RenewRequest,
     SessionRequest,
 )
-from grpo_proto.lifeline import Host, Member
+from grpo_proto.lifeline import Crew, Host, Member
 from grpo_proto.server.listening import listening_socket
 from grpo_proto.transport import WeightGroup, plan_manifest
-from grpo_trainer.config.weights import WeightsConfig
 from grpo_trainer.fleet import weight_session
 from grpo_trainer.fleet.attendance import MemberFailed
 from grpo_trainer.fleet.weight_session import WeightSession
@@ -42,9 +42,25 @@ def host() -> Iterator[Host]:
     opened.close()
 
 
-async def meet(host: Host, *members: Any, timeout_s: float = 10.0, **options: Any) -> WeightSession:
-    return await WeightSession.open(
-        host, 7, members, WeightsConfig(), trainer_id="trainer", backend="gloo", timeout_s=timeout_s, **options
+async def meet(
+    host: Host, *members: Any, timeout_s: float = 10.0, trial_bytes: int = 0, **options: Any
+) -> WeightSession:
+    crew = host.crew(7, 1 + len(members))
+    request = request_of(host, crew, 1 + len(members), deadline_s=timeout_s, trial_bytes=trial_bytes)
+    return await WeightSession.open(crew, members, request, **options)
+
+
+def request_of(host: Host, crew: Crew, world_size: int, **options: Any) -> SessionRequest:
+    """To the first member."""
+    return SessionRequest(
+        session=crew.session,
+        trainer_id="trainer",
+        rendezvous=Rendezvous(host="127.0.0.1", port=host.port),
+        secret=crew.secret,
+        rank_offset=1,
+        world_size=world_size,
+        backend="gloo",
+        **options,
     )
 
 
@@ -139,48 +155,9 @@ def test_a_trial_whose_data_does_not_come_through_fails(host: Host):
         asyncio.run(meet(host, member(group_of), timeout_s=2.0, trial_bytes=2**26))
 
 
-def session_with(replicas: list[Any], config: WeightsConfig, host: Host) -> WeightSession:
+def session_with(replicas: list[Any], host: Host) -> WeightSession:
     group: Any = SimpleNamespace(close=lambda: None)
-    return WeightSession(replicas, host.crew(7, 1 + len(replicas)), asyncio.Event(), group, config)
-
-
-async def test_an_adapter_is_announced_with_its_configuration_and_its_model(host: Host):
-    begun: list[BeginRequest] = []
-
-    async def begin(request: BeginRequest) -> None:
-        begun.append(request)
-
-    replica: Any = SimpleNamespace(url="http://rollout:8000", weights=SimpleNamespace(begin=begin))
-    session = session_with([replica], WeightsConfig(), host)
-    manifest = plan_manifest([("base_model.model.q_proj.lora_A.weight", "float32", [4, 8])])
-    common: dict[str, Any] = {"absent": [], "bucket_timeout_s": 5.0, "deadline_s": 9.0}
-    await session.begin(2, "lora", manifest, peft_config={"r": 4}, base_digest="ab" * 32, **common)
-    await session.begin(3, "full", manifest, peft_config=None, base_digest=None, **common)
-    assert [(r.kind, r.peft_config, r.base_digest) for r in begun] == [
-        ("lora", {"r": 4}, "ab" * 32),
-        ("full", None, None),
-    ]
-
-
-async def test_what_becomes_of_the_kv_cache_is_sent_only_where_it_is_kept(host: Host):
-    """A server from before the setting refuses a field that it does not have."""
-    begun: list[str] = []
-
-    async def begin(request: BeginRequest) -> None:
-        begun.append(request.model_dump_json())
-
-    replica: Any = SimpleNamespace(url="http://rollout:8000", weights=SimpleNamespace(begin=begin))
-    manifest = plan_manifest([("lm_head.weight", "float32", [4, 8])])
-    kept = WeightsConfig(kv_cache="keep")
-    for config, kind in ((WeightsConfig(), "full"), (kept, "full"), (kept, "lora")):
-        session = session_with([replica], config, host)
-        of_kind = ({"r": 4}, "ab" * 32) if kind == "lora" else (None, None)
-        common: dict[str, Any] = {"absent": [], "bucket_timeout_s": 5.0, "deadline_s": 9.0}
-        await session.begin(2, kind, manifest, peft_config=of_kind[0], base_digest=of_kind[1], **common)
-    assert "kv_cache" not in begun[0]
-    assert "kv_cache" not in begun[2], "every version of an adapter has keys of its own"
-    assert BeginRequest.model_validate_json(begun[0]).kv_cache == "recompute"
-    assert BeginRequest.model_validate_json(begun[1]).kv_cache == "keep"
+    return WeightSession(replicas, host.crew(7, 1 + len(replicas)), asyncio.Event(), group)
 
 
 async def test_that_the_canary_agreed_is_reported_to_the_servers_it_compared(host: Host):
@@ -192,7 +169,7 @@ async def test_that_the_canary_agreed_is_reported_to_the_servers_it_compared(hos
 
         return SimpleNamespace(url=url, missed_probes=0, weights=SimpleNamespace(renew=renew))
 
-    session = session_with([server("http://compared"), server("http://busy")], WeightsConfig(), host)
+    session = session_with([server("http://compared"), server("http://busy")], host)
     assert await session.renew(canary_agreed=3, agreed_urls={"http://compared"}) == []
     assert renewed == {"http://compared": 3, "http://busy": None}
 
@@ -222,24 +199,15 @@ async def test_nobody_waits_for_the_answer_of_a_member_that_is_lost(host: Host):
 
     replicas = [server("http://frozen", 60.0), server("http://works", 0.1)]
     crew = host.crew(7, 3)
-    requests = weight_session._requests(host, crew, replicas, WeightsConfig(), "trainer", "gloo", 5.0, 0, {})
+    requests = weight_session.requests_to(replicas, request_of(host, crew, 3), {})
     for replica, request in zip(replicas, requests, strict=True):
         await replica.weights.session(request)
     group: Any = SimpleNamespace(close=lambda: None)
-    session = WeightSession(replicas, crew, weight_session._end_of(crew), group, WeightsConfig())
+    session = WeightSession(replicas, crew, weight_session._end_of(crew), group)
     manifest = plan_manifest([("lm_head.weight", "float32", [4, 8])])
     asyncio.get_running_loop().call_later(0.3, joined["http://frozen"].fail, "cannot go on")
     with pytest.raises(MemberFailed) as failed:
         async with asyncio.timeout(30.0):
-            await session.begin(
-                1,
-                "full",
-                manifest,
-                absent=[],
-                peft_config=None,
-                base_digest=None,
-                bucket_timeout_s=5.0,
-                deadline_s=60.0,
-            )
+            await session.begin(BeginRequest(session=7, version=1, manifest=manifest, bucket_timeout_s=5.0))
     assert failed.value.named
     assert str(failed.value) == "http://frozen: its worker 0 cannot go on"

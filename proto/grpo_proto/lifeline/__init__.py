@@ -14,7 +14,7 @@ member.py    a worker: its connection to rank 0
 
 from .crew import Crew
 from .host import Host
-from .lifeline import Lifeline, LifelineEndedError
+from .lifeline import Lifeline
 from .member import Member
 
-__all__ = ["Crew", "Host", "Lifeline", "LifelineEndedError", "Member"]
+__all__ = ["Crew", "Host", "Lifeline", "Member"]

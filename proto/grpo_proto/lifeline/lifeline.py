@@ -5,10 +5,6 @@ import time
 from collections.abc import Callable
 
 
-class LifelineEndedError(RuntimeError):
-    """The session is over: why."""
-
-
 class Lifeline:
     """Keys and values that all members see, until `ended` says why the session is over."""
 
@@ -22,13 +18,13 @@ class Lifeline:
         raise NotImplementedError
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        """Wait for a key. Raises LifelineEndedError, and RuntimeError after `timeout_s`."""
+        """Wait for a key. Raises RuntimeError when the session is over, and after `timeout_s`."""
         self._ask(key)
         until_s = time.monotonic() + timeout_s
         with self._changed:
             while key not in self._known:
                 if self.ended is not None:
-                    raise LifelineEndedError(self.ended)
+                    raise RuntimeError(self.ended)
                 if not self._changed.wait(until_s - time.monotonic()) and time.monotonic() >= until_s:
                     raise RuntimeError(f"no member has set {key} within {timeout_s:g} s")
             return self._known[key]
@@ -53,14 +49,13 @@ class Lifeline:
             self._known[key] = value
             self._changed.notify_all()
 
-    def _end(self, reason: str) -> bool:
-        """Note that the session is over. Returns False when it was before."""
+    def _end(self, reason: str) -> None:
+        """Note that the session is over, if it was not before."""
         with self._changed:
             if self.ended is not None:
-                return False
+                return
             self.ended = reason
             self._changed.notify_all()
             acts = list(self._when_ended)
         for act in acts:
             act()
-        return True

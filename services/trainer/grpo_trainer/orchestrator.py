@@ -16,7 +16,6 @@ from grpo_proto.messages.weights import Kind
 from .algorithm.estimators import estimator_of
 from .algorithm.spread import teaches, teaches_by_turn
 from .config.run_config import RunConfig
-from .data.difficulty import DifficultyMemory
 from .data.order import PromptOrder
 from .data.prompt_row import PromptRow
 from .data.run_rows import HeldOutRows, TrainingRows, longest_context
@@ -347,9 +346,8 @@ class Orchestrator:
     def start_over(self, cursor: Cursor) -> None:
         """Go on from `cursor` after `abandon`. Nothing is sampled until a push has opened a new weight session."""
         prompts = self.pipeline.prompts
-        prompts.difficulty = DifficultyMemory.of(
-            self.config.data.difficulty, seed=self.config.seed, known=cursor.difficulty
-        )
+        if prompts.difficulty is not None:
+            prompts.difficulty.restore(cursor.difficulty)
         self.pipeline = self._new_pipeline(prompts, cursor)
         self.sampler.lost_requests = 0
 

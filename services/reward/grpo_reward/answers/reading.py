@@ -50,7 +50,6 @@ class Reading:
     values: tuple[Any, ...] = ()
     unit: Unit | None = None
     is_percent: bool = False
-    num_words: int = 0
     label: str | None = None
 
     @property
@@ -79,17 +78,17 @@ def read(text: str, *, of_list: bool = False) -> Reading:
         return replace(_of_formula(whole, of_list), texts=texts)
     amount = _behind_words(whole, words)
     if (apart := number_and_unit(amount)) and not words_of(apart[0]):
-        return replace(_of_formula(amount, of_list), texts=texts, num_words=len(words))
+        return replace(_of_formula(amount, of_list), texts=texts)
     formulas = _between(whole, words)
     if len(words) > MAX_WORDS or len(spelled) > MAX_FORMULA_CHARS:
-        return replace(_of_prose(text, formulas), num_words=len(words))
+        return _of_prose(text, formulas)
     if not formulas and len(words) == 1:
-        return Reading(texts, (Symbol(whole.lower()),), num_words=1)
+        return Reading(texts, (Symbol(whole.lower()),))
     if len(formulas) > 1 and (_REASON.search(whole) or re.search(r"[.!?]\s", spelled)):
-        return replace(_of_prose(text, formulas), num_words=len(words))
+        return _of_prose(text, formulas)
     if len(formulas) != 1 or CHANGES.search(whole):
-        return Reading(texts, num_words=len(words))
-    return replace(_of_formula(formulas[0], of_list), texts=texts | {squeezed(formulas[0])}, num_words=len(words))
+        return Reading(texts)
+    return replace(_of_formula(formulas[0], of_list), texts=texts | {squeezed(formulas[0])})
 
 
 def _one_line(text: str, of_list: bool) -> str:

@@ -39,9 +39,15 @@ class DifficultyMemory:
         """The memory of a run, with what a checkpoint knows; None for a run without."""
         if config is None:
             return None
+        memory = cls(config, seed, rests=rests)
+        memory.restore(known)
+        return memory
+
+    def restore(self, known: Iterable[Sequence[Any]]) -> None:
+        """Know what a checkpoint knows, and nothing else."""
         known = list(known)
-        rests_until = {row: until for row, _, until in known if until}
-        return cls(config, seed, {row: rate for row, rate, _ in known}, rests_until, rests)
+        self.solve_rate = {row: rate for row, rate, _ in known}
+        self.rests_until = {row: until for row, _, until in known if until}
 
     def learn(self, row: int, *, epoch: int, solved: float, teaches: bool) -> None:
         """Take in a group of `row`: the share of correct completions, and whether its rewards differ."""

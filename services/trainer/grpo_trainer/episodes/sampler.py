@@ -158,16 +158,10 @@ class Episodes:
     async def _unless_lost(self, replica: Replica, asked: EpisodeAsked, place: Place) -> Played | None:
         """Play one episode; None at once when the fleet's watcher expels the server meanwhile."""
         replica.in_flight += 1
-        playing = asyncio.create_task(self.player.run_episode(asked, place))
-        losing = asyncio.create_task(replica.lost.wait())
         try:
-            await asyncio.wait({playing, losing}, return_when=asyncio.FIRST_COMPLETED)
-            return playing.result() if playing.done() else None
+            return await replica.unless_lost(self.player.run_episode(asked, place))
         finally:
             replica.in_flight -= 1
-            losing.cancel()
-            playing.cancel()
-            await asyncio.gather(playing, return_exceptions=True)
             await self.fleet.wake()
 
     def _client(self, replica: Replica, asked: EpisodeAsked) -> SessionsClient:

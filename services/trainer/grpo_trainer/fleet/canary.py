@@ -27,7 +27,7 @@ from ..config.run_config import RunConfig
 from ..config.weights import CanaryConfig
 from ..data.prompt_row import PromptRow
 from ..errors import RunError
-from .fleet import Fleet, Replica
+from .fleet import Fleet
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,8 @@ async def sample_probes(
         deadline_s=120.0,
     )
     members = fleet.members
-    answers = await asyncio.gather(*(_sample(replica, request) for replica in members), return_exceptions=True)
+    asking = [replica.unless_lost(replica.rollouts.rollouts(request)) for replica in members]
+    answers = await asyncio.gather(*asking, return_exceptions=True)
     for replica, answer in zip(members, answers, strict=True):
         if isinstance(answer, InfrastructureError) and answer.status is not None:
             log.warning("the canary has not checked %s: %s", replica.url, answer)
@@ -119,20 +120,6 @@ async def sample_probes(
         for group in answer.groups
         for completion in group.completions
     ]
-
-
-async def _sample(replica: Replica, request: RolloutRequest) -> RolloutResponse | None:
-    """Return None when the server is lost meanwhile: nobody waits for it."""
-    sampling, lost = (
-        asyncio.ensure_future(replica.rollouts.rollouts(request)),
-        asyncio.ensure_future(replica.lost.wait()),
-    )
-    try:
-        await asyncio.wait((sampling, lost), return_when=asyncio.FIRST_COMPLETED)
-        return sampling.result() if sampling.done() else None
-    finally:
-        sampling.cancel()
-        lost.cancel()
 
 
 def _segment(prompt_token_ids: list[int], completion: Completion, version: int) -> Segment:

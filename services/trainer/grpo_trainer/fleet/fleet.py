@@ -9,8 +9,9 @@ beside it is not given up: it goes on under the next weights.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from grpo_proto import RolloutClient, RolloutInfo, ServiceError, WeightsClient
 from grpo_proto.messages.weights import Kind
@@ -20,6 +21,8 @@ from .adapters import AdapterNeeds
 from .needs import Needs, agreed
 
 log = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
 
 PROBE_INTERVAL_S = 2.0
 MAX_MISSED_PROBES = 3
@@ -46,6 +49,18 @@ class Replica:
     """Whether a request has the server to itself, or waits for that: no other is sent to it."""
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while nothing comes of what the server was asked: it should go to another one."""
+
+    async def unless_lost(self, work: Coroutine[Any, Any, ResultT]) -> ResultT | None:
+        """Return what `work` with the server returns; None as soon as nothing comes of it any more. Either way it has
+        ended then."""
+        working, losing = asyncio.create_task(work), asyncio.create_task(self.lost.wait())
+        try:
+            await asyncio.wait((working, losing), return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else None
+        finally:
+            losing.cancel()
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
 
 
 class Fleet:

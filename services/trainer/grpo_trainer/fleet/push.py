@@ -8,12 +8,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from grpo_proto import Manifest, ServiceError
+from grpo_proto import BeginRequest, CommitRequest, Manifest, Rendezvous, ServiceError, SessionRequest
 from grpo_proto.lifeline import Host
 from grpo_proto.messages.weights import Backend, Kind
 from grpo_proto.staging import buckets_in_the_way
@@ -68,12 +69,12 @@ class PushResult:
     """Between two signs of life of a member in a push of this session so far."""
 
 
-@dataclass(frozen=True)
-class Failure:
+class AttemptFailed(Exception):  # noqa: N818 - `push` decides whether that is an error
     """Why an attempt failed, and whether it is final: another attempt cannot succeed."""
 
-    reason: str
-    final: bool
+    def __init__(self, reason: str, *, final: bool):
+        super().__init__(reason)
+        self.final = final
 
 
 class WeightPusher:
@@ -101,13 +102,14 @@ class WeightPusher:
         self._try_all = False
         self._under_way: Transfer | None = None
 
-    def open(self, version: int, export: TensorSource, deadline_s: float) -> Manifest | Failure:
+    def open(self, version: int, export: TensorSource, deadline_s: float) -> Manifest:
         """Open a session with every server that answers, or keep the open one, and begin the push on all of them.
 
-        Returns the push's manifest: its buckets are laid out for the backend that the session has chosen.
+        Returns the push's manifest: its buckets are laid out for the backend that the session has chosen. Raises
+        AttemptFailed, as do the methods below.
         """
         if self.lease.taken_over is not None:
-            return Failure(self.lease.taken_over, final=True)
+            raise AttemptFailed(self.lease.taken_over, final=True)
         members: list[Replica] = []
         try:
             members = self.loop.run(self.fleet.reachable())
@@ -118,54 +120,48 @@ class WeightPusher:
             )
             members = self._attending(members, backend, max(manifest.bucket_bytes), deadline_s)
             session = self._session_with(members, backend, deadline_s)
-            self.loop.run(
-                session.begin(
-                    version,
-                    export.kind,
-                    manifest,
-                    absent=export.absent,
-                    peft_config=export.peft_config,
-                    base_digest=export.base_digest,
-                    bucket_timeout_s=self._bucket_s,
-                    deadline_s=deadline_s,
-                )
+            request = BeginRequest(
+                session=session.number,
+                version=version,
+                kind=export.kind,
+                manifest=manifest,
+                absent=export.absent,
+                peft_config=export.peft_config,
+                base_digest=export.base_digest,
+                # An adapter's versions keep their keys anyway.
+                kv_cache=self.config.kv_cache if export.kind == "full" else "recompute",
+                bucket_timeout_s=self._bucket_s,
+                deadline_s=deadline_s,
             )
+            self.loop.run(session.begin(request))
         except (MemberFailed, TrainerError, ServiceError, RuntimeError, TimeoutError) as error:
-            return self._give_up(error, members)
+            raise self._give_up(error, members) from error
         return manifest
 
-    def commit(self, version: int, digest: str, deadline_s: float) -> Failure | None:
+    def commit(self, version: int, digest: str, deadline_s: float) -> None:
         """Have the servers compare digests; servers that agree sample with `version` from now on."""
         session = self._open_session()
+        limit_s = min(deadline_s, self.config.commit_timeout_s)
+        request = CommitRequest(session=session.number, version=version, digest=digest, deadline_s=limit_s)
         try:
-            limit_s = min(deadline_s, self.config.commit_timeout_s)
-            self.loop.run(session.commit(version, digest, deadline_s=limit_s))
+            self.loop.run(session.commit(request))
         except (MemberFailed, RuntimeError) as error:
-            return self._give_up(error, session.members)
+            raise self._give_up(error, session.members) from error
         self.attendance.committed(session.members)
         self.loop.run(self.fleet.admit(session.members, session=session.number))
-        return None
 
-    def send(self, bucket: torch.Tensor) -> Failure | None:
+    def send(self, bucket: torch.Tensor) -> None:
         """Wait for the previous bucket, then start to broadcast `bucket`: leave it alone until `arrived`."""
-        failure = self.arrived()
-        if failure is not None:
-            return failure
-        try:
+        self.arrived()
+        with self._giving_up():
             self._under_way = self._open_session().group.start_broadcast(bucket, timeout_s=self._bucket_s)
-        except RuntimeError as error:
-            return self._broken_off(error)
-        return None
 
-    def arrived(self) -> Failure | None:
+    def arrived(self) -> None:
         """Wait for the broadcast under way, if any."""
         transfer, self._under_way = self._under_way, None
-        try:
+        with self._giving_up():
             if transfer is not None:
                 transfer.wait()
-        except RuntimeError as error:
-            return self._broken_off(error)
-        return None
 
     def canary_agreed(self, version: int, urls: Collection[str]) -> None:
         """Report to the servers at `urls` that their logprobs of `version` agree with the trainer's own."""
@@ -217,7 +213,7 @@ class WeightPusher:
         """Try each server alone: side by side over Gloo, one after another over NCCL. Returns the errors."""
 
         async def trial(replica: Replica, number: int) -> None:
-            session = await self._opening([replica], backend, number, trial_bytes=num_bytes)
+            session = await self._opened([replica], backend, number, trial_bytes=num_bytes)
             await session.drop("the trial is over")
 
         failures: dict[str, BaseException] = {}
@@ -234,45 +230,55 @@ class WeightPusher:
         if kept is not None and kept.members == members and kept.crew.ended is None and all(m.member for m in members):
             return kept
         self._drop("the members change")
-        opening = self._opening(members, backend, self._next_number(members))
-        self.session = self.loop.run(opening, timeout_s=deadline_s)
+        opened = self._opened(members, backend, self._next_number(members))
+        self.session = self.loop.run(opened, timeout_s=deadline_s)
         return self.session
 
-    def _opening(
+    async def _opened(
         self, members: list[Replica], backend: Backend, number: int, *, trial_bytes: int = 0
-    ) -> Coroutine[Any, Any, WeightSession]:
+    ) -> WeightSession:
+        config = self.config
         if self._host is None:
-            self._host = Host(listener_of(self.config), silence_s=self.config.silence_s)
+            self._host = Host(listener_of(config), silence_s=config.silence_s)
         # NCCL connects the members one after another. A trial is of one, and a push waits for it.
-        limit_s = self.config.bucket_timeout_s * (TRIAL_SHARE if trial_bytes else 1.0)
-        limit_s += JOIN_S_PER_WORKER * sum(map(num_workers, members))
+        workers = sum(map(num_workers, members))
+        limit_s = config.bucket_timeout_s * (TRIAL_SHARE if trial_bytes else 1.0) + JOIN_S_PER_WORKER * workers
         continues = {url: before for url, (_, before) in self._asked.items()}
         self._asked |= {replica.url: (replica, number) for replica in members}
-        return WeightSession.open(
-            self._host,
-            number,
-            members,
-            self.config,
+        crew = self._host.crew(number, 1 + workers)
+        request = SessionRequest(
+            session=number,
             trainer_id=self.trainer_id,
+            rendezvous=Rendezvous(host=config.host, port=self._host.port),
+            secret=crew.secret,
+            rank_offset=1,
+            world_size=1 + workers,
             backend=backend,
-            timeout_s=min(limit_s, self.config.push_deadline_s),
+            take_over=config.take_over,
+            lease_s=config.lease_s,
+            silence_s=config.silence_s,
             trial_bytes=trial_bytes,
-            continues=continues,
+            deadline_s=min(limit_s, config.push_deadline_s),
         )
+        return await WeightSession.open(crew, members, request, continues=continues)
 
     def _next_number(self, members: Sequence[Replica]) -> int:
         self._last_number = next_number(members, now_s=time.time(), after=self._last_number)
         return self._last_number
 
-    def _broken_off(self, error: RuntimeError) -> Failure:
-        session = self._open_session()
-        return self._give_up(session.lost() or error, session.members)
+    @contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        """Wrap an operation of the group."""
+        try:
+            yield
+        except RuntimeError as error:
+            session = self._open_session()
+            raise self._give_up(session.lost() or error, session.members) from error
 
-    def _give_up(self, error: Exception, members: Sequence[Replica]) -> Failure:
+    def _give_up(self, error: Exception, members: Sequence[Replica]) -> AttemptFailed:
         """Drop the session, so that no server samples with half a policy, and record which members are at fault."""
         reason = str(error) or type(error).__name__
         self._drop(reason)
-        log.warning("push failed: %s", reason)
         failures = error.failures if isinstance(error, MemberFailed) and error.named else {}
         final = isinstance(error, UsageError)
         if isinstance(error, MemberFailed):
@@ -285,7 +291,7 @@ class WeightPusher:
             is_lost = isinstance(failures.get(replica.url), MemberLostError)
             why = failures.get(replica.url, f"another one failed ({reason})" if failures else reason)
             self.loop.run((self.fleet.lose if is_lost else self.fleet.suspend)(replica, why))
-        return Failure(reason, final)
+        return AttemptFailed(reason, final=final)
 
     def _drop(self, reason: str) -> None:
         session, self.session = self.session, None
@@ -312,46 +318,48 @@ def push(version: int, export: TensorSource, pusher: WeightPusher, config: Weigh
         # An attempt that hangs leaves time for others.
         left_s = max(started + config.push_deadline_s - time.monotonic(), 1.0)
         left_s = min(left_s, config.push_deadline_s / ATTEMPTS_IN_A_DEADLINE)
-        outcome = _attempt(version, export, pusher, left_s)
-        seconds = time.monotonic() - started
-        if isinstance(outcome, Manifest):
-            session = pusher.session
-            number, gap_s = (session.number, session.crew.longest_gap_s) if session else (0, 0.0)
-            return PushResult(number, version, seconds, sum(outcome.bucket_bytes), attempts, gap_s)
-        if pusher.stop.requested:
-            raise StopRequested
-        if outcome.final or seconds >= config.push_deadline_s:
-            raise ServersError(
-                f"version {version} could not be pushed ({attempts} attempts): {outcome.reason}",
-                hint="fix the cause, then start again with --resume",
-            )
-        time.sleep(PAUSE_BETWEEN_ATTEMPTS_S)
+        try:
+            manifest = _attempt(version, export, pusher, left_s)
+        except AttemptFailed as failure:
+            log.warning("the push of version %d failed: %s", version, failure)
+            if pusher.stop.requested:
+                raise StopRequested from failure
+            if failure.final or time.monotonic() - started >= config.push_deadline_s:
+                raise ServersError(
+                    f"version {version} could not be pushed ({attempts} attempts): {failure}",
+                    hint="fix the cause, then start again with --resume",
+                ) from failure
+            time.sleep(PAUSE_BETWEEN_ATTEMPTS_S)
+            continue
+        seconds, session = time.monotonic() - started, pusher.session
+        number, gap_s = (session.number, session.crew.longest_gap_s) if session else (0, 0.0)
+        return PushResult(number, version, seconds, sum(manifest.bucket_bytes), attempts, gap_s)
 
 
-def _attempt(version: int, export: TensorSource, pusher: WeightPusher, deadline_s: float) -> Manifest | Failure:
-    """Begin, send and commit once. Returns the manifest of what every member serves then, or why it failed."""
+def _attempt(version: int, export: TensorSource, pusher: WeightPusher, deadline_s: float) -> Manifest:
+    """Begin, send and commit once. Returns the manifest of what every member serves then. Raises AttemptFailed."""
     manifest = pusher.open(version, export, deadline_s)
-    if isinstance(manifest, Failure):
-        return manifest
-    failure, digest = _send(export, manifest, pusher)
-    export.release()
-    return failure or pusher.commit(version, digest, deadline_s) or manifest
+    try:
+        digest = _send(export, manifest, pusher)
+    finally:
+        export.release()
+    pusher.commit(version, digest, deadline_s)
+    return manifest
 
 
-def _send(export: TensorSource, manifest: Manifest, pusher: WeightPusher) -> tuple[Failure | None, str]:
-    """Digest and send each bucket while the next is gathered. Stops gathering at the first failure."""
+def _send(export: TensorSource, manifest: Manifest, pusher: WeightPusher) -> str:
+    """Digest and send each bucket while the next is gathered; return the digest. Gathers no more after a failure."""
     digest: Digest | None = None
     on_gpu = pusher.session is not None and pusher.session.group.backend == "nccl"
     in_the_way = buckets_in_the_way(manifest)
     buckets = export.buckets(manifest, export.device if on_gpu else "cpu")  # Gloo sends from CPU memory
     for number, bucket in enumerate(buckets):
         digest = digest or Digest(max(manifest.bucket_bytes), bucket.device)
-        if (failure := pusher.send(bucket)) is not None:
-            return failure, ""
+        pusher.send(bucket)
         digest.add(bucket)
         # Wait for the broadcast first: the next gather synchronizes the GPU, and would wait without a timeout for a
         # broadcast that never ends. Two oversized buckets in a row share a buffer.
-        waits = (on_gpu and export.sharded) or number in in_the_way
-        if waits and (failure := pusher.arrived()) is not None:
-            return failure, ""
-    return pusher.arrived(), digest.hexdigest() if digest else ""
+        if (on_gpu and export.sharded) or number in in_the_way:
+            pusher.arrived()
+    pusher.arrived()
+    return digest.hexdigest() if digest else ""

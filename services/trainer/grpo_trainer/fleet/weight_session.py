@@ -23,14 +23,11 @@ from grpo_proto import (
     BeginRequest,
     CloseRequest,
     CommitRequest,
-    Manifest,
-    Rendezvous,
     RenewRequest,
     ServiceError,
     SessionRequest,
 )
-from grpo_proto.lifeline import Crew, Host
-from grpo_proto.messages.weights import Backend, Kind
+from grpo_proto.lifeline import Crew
 from grpo_proto.server.listening import listening_socket
 from grpo_proto.transport import WeightGroup
 
@@ -52,40 +49,32 @@ _farewells: set["asyncio.Task[None]"] = set()
 class WeightSession:
     """Rank 0's side of one process group. Coroutines run in the event loop's thread."""
 
-    def __init__(
-        self, members: Sequence[Replica], crew: Crew, over: asyncio.Event, group: WeightGroup, config: WeightsConfig
-    ):
-        self.number, self.members, self.crew, self.over = crew.session, list(members), crew, over
-        self.group, self.config = group, config
+    def __init__(self, members: Sequence[Replica], crew: Crew, over: asyncio.Event, group: WeightGroup):
+        self.number, self.members, self.crew, self.over, self.group = crew.session, list(members), crew, over, group
 
     @classmethod
     async def open(
         cls,
-        host: Host,
-        number: int,
+        crew: Crew,
         members: Sequence[Replica],
-        config: WeightsConfig,
+        request: SessionRequest,
         *,
-        trainer_id: str,
-        backend: Backend,
-        timeout_s: float,
-        trial_bytes: int = 0,
         continues: Mapping[str, int] = MappingProxyType({}),
     ) -> "WeightSession":
-        """Form a new group with the workers of all `members`, and try it with a bucket of `trial_bytes`.
+        """Form a new group with the workers of all `members`, and try it with a bucket of `request.trial_bytes`.
 
-        `continues`: by URL, the session before it of this process; what a member samples for that one goes on.
+        Args:
+            request: to the first member.
+            continues: by URL, the session before it of this process; what a member samples for that one goes on.
 
         Raises MemberFailed when it does not form, or the bucket does not come through.
         """
-        world_size = 1 + sum(map(num_workers, members))
-        crew = host.crew(number, world_size)
         over = _end_of(crew)
-        ours = _in_daemon_thread(lambda: _group_of(crew, world_size, config.host, timeout_s, backend, trial_bytes))
-        requests = _requests(host, crew, members, config, trainer_id, backend, timeout_s, trial_bytes, continues)
-        calls = [replica.weights.session(request) for replica, request in zip(members, requests, strict=True)]
+        ours = _in_daemon_thread(lambda: _group_of(crew, request))
+        requests = requests_to(members, request, continues)
+        calls = [replica.weights.session(one) for replica, one in zip(members, requests, strict=True)]
         try:
-            await _all(members, calls, crew, over, limit_s=timeout_s + ANSWERS_S, grace_s=ANSWERS_S)
+            await _all(members, calls, crew, over, limit_s=request.deadline_s + ANSWERS_S, grace_s=ANSWERS_S)
             group = await asyncio.wrap_future(ours)
         except MemberFailed as error:
             crew.close()
@@ -94,41 +83,16 @@ class WeightSession:
         except BaseException:
             crew.close()
             raise
-        log.info("weight session %d with %s over %s", number, ", ".join(r.url for r in members), backend)
-        return cls(members, crew, over, group, config)
+        log.info("weight session %d with %s over %s", crew.session, ", ".join(r.url for r in members), request.backend)
+        return cls(members, crew, over, group)
 
-    async def begin(
-        self,
-        version: int,
-        kind: Kind,
-        manifest: Manifest,
-        *,
-        absent: list[str],
-        peft_config: dict[str, Any] | None,
-        base_digest: str | None,
-        bucket_timeout_s: float,
-        deadline_s: float,
-    ) -> None:
+    async def begin(self, request: BeginRequest) -> None:
         """Raises MemberFailed. From here to `commit` a member's silence counts as its death."""
-        request = BeginRequest(
-            session=self.number,
-            version=version,
-            kind=kind,
-            manifest=manifest,
-            absent=absent,
-            peft_config=peft_config,
-            base_digest=base_digest,
-            # An adapter's versions keep their keys anyway, and a server from before the setting refuses the field.
-            kv_cache=self.config.kv_cache if kind == "full" else "recompute",
-            bucket_timeout_s=bucket_timeout_s,
-            deadline_s=deadline_s,
-        )
         self.crew.watch(on=True)
         await _all(self.members, [replica.weights.begin(request) for replica in self.members], self.crew, self.over)
 
-    async def commit(self, version: int, digest: str, *, deadline_s: float) -> None:
+    async def commit(self, request: CommitRequest) -> None:
         """Raises MemberFailed."""
-        request = CommitRequest(session=self.number, version=version, digest=digest, deadline_s=deadline_s)
         await _all(self.members, [replica.weights.commit(request) for replica in self.members], self.crew, self.over)
         self.crew.watch(on=False)
 
@@ -178,49 +142,34 @@ def num_workers(replica: Replica) -> int:
     return replica.info.world_size if replica.info else 0
 
 
-def _group_of(
-    crew: Crew, world_size: int, address: str, timeout_s: float, backend: Backend, trial_bytes: int
-) -> WeightGroup:
-    group = WeightGroup(crew, rank=0, world_size=world_size, backend=backend, timeout_s=timeout_s, address=address)
+def _group_of(crew: Crew, request: SessionRequest) -> WeightGroup:
+    """Join as rank 0."""
+    limit_s, on_gpu = request.deadline_s, request.backend == "nccl"
+    group = WeightGroup(
+        crew,
+        rank=0,
+        world_size=request.world_size,
+        backend=request.backend,
+        timeout_s=limit_s,
+        address=request.rendezvous.host,
+    )
     try:
-        if trial_bytes:
-            group.try_bucket(trial_bytes, torch.device("cuda" if backend == "nccl" else "cpu"), timeout_s=timeout_s)
+        if request.trial_bytes:
+            group.try_bucket(request.trial_bytes, torch.device("cuda" if on_gpu else "cpu"), timeout_s=limit_s)
     except RuntimeError:
         group.close()
         raise
     return group
 
 
-def _requests(
-    host: Host,
-    crew: Crew,
-    members: Sequence[Replica],
-    config: WeightsConfig,
-    trainer_id: str,
-    backend: Backend,
-    timeout_s: float,
-    trial_bytes: int,
-    continues: Mapping[str, int],
+def requests_to(
+    members: Sequence[Replica], request: SessionRequest, continues: Mapping[str, int]
 ) -> list[SessionRequest]:
-    requests, rank = [], 1
+    """Return `request` to each member: its workers' ranks follow those of the members before it."""
+    requests, rank = [], request.rank_offset
     for replica in members:
-        requests.append(
-            SessionRequest(
-                session=crew.session,
-                trainer_id=trainer_id,
-                rendezvous=Rendezvous(host=config.host, port=host.port),
-                secret=crew.secret,
-                continues=continues.get(replica.url) if replica.info and replica.info.continues_sessions else None,
-                rank_offset=rank,
-                world_size=1 + sum(map(num_workers, members)),
-                backend=backend,
-                take_over=config.take_over,
-                lease_s=config.lease_s,
-                silence_s=config.silence_s,
-                trial_bytes=trial_bytes,
-                deadline_s=timeout_s,
-            )
-        )
+        before = continues.get(replica.url) if replica.info and replica.info.continues_sessions else None
+        requests.append(request.model_copy(update={"rank_offset": rank, "continues": before}))
         rank += num_workers(replica)
     return requests
 

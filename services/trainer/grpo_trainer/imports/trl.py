@@ -41,7 +41,6 @@ LOSS_PARAMS = {
 }
 LONGEST_PROMPT = 32768
 """TRL has no limit of its own."""
-_VERBS = ("sft", "dpo", "kto", "reward", "rloo", "env", "chat", "skills")
 
 
 def import_trl(

@@ -10,10 +10,8 @@ class Batch:
     """The groups of one step, and where their time went."""
 
     groups: list[Group]
-    rollout_s: float
-    """Waiting time until the last group was sampled."""
     reward_s: float
-    """Waiting time for rewards after that: the part of scoring that sampling did not hide."""
+    """Waiting time for rewards after the last group was sampled: the part of scoring that sampling did not hide."""
     epoch: float
     """Prompts of the run up to this batch, trained on or not, in passes over the dataset; none that are in flight or
     wait for a later batch."""

@@ -194,7 +194,6 @@ class Pipeline:
         too_small, dropped_tokens = self._dropped.batch_taken()
         return Batch(
             taken,
-            rollout_s=last_sampled - started,
             reward_s=ready - last_sampled,
             epoch=num_drawn / len(self.prompts.rows),
             of_prompts=self.prompts.metrics(num_drawn - 1),

@@ -117,7 +117,7 @@ class SingleTurn:
                 # Use the current session: a push since the last attempt may have opened another.
                 request = request_in(left, self.fleet.session)
                 try:
-                    response = await _unless_lost(replica, request)
+                    response = await _answer(replica, request)
                     found = _whole_groups(left, response, n=request.n)
                     groups += found
                     left = _without(left, found)
@@ -213,19 +213,13 @@ def _request(
     )
 
 
-async def _unless_lost(replica: Replica, request: RolloutRequest) -> RolloutResponse:
-    """Return the answer. Raises InfrastructureError at once when the fleet's watcher expels the server meanwhile."""
-    asking = asyncio.create_task(replica.rollouts.rollouts(request))
-    losing = asyncio.create_task(replica.lost.wait())
-    try:
-        await asyncio.wait({asking, losing}, return_when=asyncio.FIRST_COMPLETED)
-        if asking.done():
-            return asking.result()
-    finally:
-        losing.cancel()
-        asking.cancel()
-    detail = ErrorDetail(type="lost", message="the server stopped answering while it sampled", retryable=True)
-    raise InfrastructureError(detail, url=replica.url)
+async def _answer(replica: Replica, request: RolloutRequest) -> RolloutResponse:
+    """Raises InfrastructureError at once when the fleet's watcher expels the server meanwhile."""
+    response = await replica.unless_lost(replica.rollouts.rollouts(request))
+    if response is None:
+        detail = ErrorDetail(type="lost", message="the server stopped answering while it sampled", retryable=True)
+        raise InfrastructureError(detail, url=replica.url)
+    return response
 
 
 def _whole(completion: Completion) -> bool:
