@@ -192,3 +192,11 @@ def test_a_dry_run_says_what_would_happen(stack: Stack, tmp_path: Path):
     assert "3, each 8 prompts x 4 completions" in printed
     assert "weights" in printed
     assert not (tmp_path / "run").exists()
+    (tmp_path / "taken").touch()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        flags = ("--dry-run", "--run_dir", tmp_path / "taken" / "run", "--server.port", port)
+        status, printed = run_here(stack, tmp_path, *flags)
+    assert status == 0, printed
+    assert f"cannot be made here: {tmp_path}/taken is no folder" in printed
+    assert f"cannot listen on 127.0.0.1:{port} here: Address already in use" in printed

@@ -1,6 +1,7 @@
 """`--dry-run`: resolve and check everything that can be checked without a GPU, print it, exit."""
 
 import asyncio
+import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from grpo_proto import InfrastructureError, Manifest, RewardClient, RolloutInfo, ServiceError
 from grpo_proto.checkpoint_files import checkpoint_folder, read_headers
 from grpo_proto.messages.weights import DTYPE_BYTES, Backend, Kind
+from grpo_proto.server.listening import listening_socket
 from grpo_proto.staging import planned_bytes
 from grpo_proto.transport import gpu_uuid, nccl_version
 
@@ -79,7 +81,7 @@ def dry_run(config: RunConfig) -> int:
     family = load_family(config.model)
     check_vocabulary(rows, eval_rows, vocab_size=family.get_text_config().vocab_size)
     model = ModelWithoutWeights.of(config)
-    lines = [*_plan(config, rows, eval_rows), *_memory(model)]
+    lines = [*_plan(config, rows, eval_rows), *_memory(model), *_in_the_way(config)]
     stops = servers_stop_at(config, rows.first_rows[0], tokenizer, family)
     lines += [("note", doubt) for doubt in [*few_rows(rows, config), *stops]]
     lines += [("note", repeated) for repeated in repeats(rows.stores, eval_rows)]
@@ -127,6 +129,21 @@ def _plan(config: RunConfig, rows: TrainingRows, eval_rows: HeldOutRows) -> Iter
     waits = algorithm.max_staleness and config.weights.in_flight == "wait"
     until = "; a push waits until nothing is sampled, but for adapters" if waits else ""
     yield "groups in flight", f"at most {bound} (max_staleness {algorithm.max_staleness}{until})"
+
+
+def _in_the_way(config: RunConfig) -> Iterator[Line]:
+    """What would end a run on this machine at once. Notes, because the run may be meant for another one."""
+    run_dir = config.run_dir.absolute()
+    nearest = next(folder for folder in (run_dir, *run_dir.parents) if folder.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        why = "cannot be written to" if nearest.is_dir() else "is no folder"
+        yield "note", f"run_dir {config.run_dir} cannot be made here: {nearest} {why}"
+    if config.server.enabled:
+        try:
+            listening_socket(config.server.host, config.server.port).close()
+        except OSError as error:
+            place = f"{config.server.host}:{config.server.port}"
+            yield "note", f"the live page cannot listen on {place} here: {error.strerror}; see server.port"
 
 
 @dataclass(frozen=True)
