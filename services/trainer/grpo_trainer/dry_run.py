@@ -23,41 +23,23 @@ from .algorithm.surrogates.reads import keeps_reference
 from .algorithm.trial import check_algorithm
 from .callbacks import load_callbacks
 from .checkpoint.files import list_steps
-from .config.doubts import doubts
 from .config.run_config import RunConfig
-from .data.episode_rows import RowsOfEpisodes
 from .data.prompt_row import PromptRow
-from .data.repeats import repeats
-from .data.run_rows import (
-    HeldOutRows,
-    TrainingRows,
-    check_vocabulary,
-    few_rows,
-    load_eval_sets,
-    load_training_rows,
-    longest_context,
-)
-from .data.tokenizer import chat_template, check_stop_tokens, load_tokenizer
-from .data.turn_end import servers_stop_at
 from .engine.deepspeed_settings import deepspeed_settings
 from .engine.family import load_family, no_model
-from .engine.load_balancing import router_aux_loss_coef
 from .engine.model import pieces_to_push
-from .engine.rope import one_rope_context
-from .engine.schedule import learning_rates, number_of_steps, number_of_updates, schedule_doubts
 from .episodes.runner import EpisodeRunner
 from .errors import UsageError
 from .fleet.adapters import AdapterNeeds
 from .fleet.fleet import Fleet
-from .fleet.needs import Needs
 from .fleet.push_backend import choose_backend
 from .fleet.push_plan import plan_push
-from .fleet.start_checks import check_sessions
 from .fleet.wrong_server import wrong_server
 from .lora.adapter import Adapter
 from .lora.nf4 import nf4_bytes, quantizable
 from .model_files import NF4_MARK
 from .observe.server import checked_tokens
+from .prepared import Prepared
 from .sampling.reward import RewardStage
 from .sampling.teacher import Policy, TeacherStage
 from .sampling.teachers import Teachers
@@ -73,30 +55,21 @@ def dry_run(config: RunConfig) -> int:
     load_callbacks(config.callbacks, config.callbacks_params)
     if config.server.enabled:
         checked_tokens(config.server)
-    tokenizer = load_tokenizer(config.model)
-    check_stop_tokens(config.rollout.stop_token_ids, tokenizer)
-    rows = load_training_rows(config.data, tokenizer, of_episodes=RowsOfEpisodes.of(config))
-    learning_rates(config.optimizer, total_updates=number_of_updates(config, number_of_steps(config, len(rows))))
-    eval_rows = load_eval_sets(config.data, tokenizer, of_episodes=RowsOfEpisodes.of(config))
-    family = load_family(config.model)
-    check_vocabulary(rows, eval_rows, vocab_size=family.get_text_config().vocab_size)
+    prepared = Prepared.of(config)
     model = ModelWithoutWeights.of(config)
-    lines = [*_plan(config, rows, eval_rows), *_memory(model), *_in_the_way(config)]
-    stops = servers_stop_at(config, rows.first_rows[0], tokenizer, family)
-    lines += [("note", doubt) for doubt in [*few_rows(rows, config), *stops]]
-    lines += [("note", repeated) for repeated in repeats(rows.stores, eval_rows)]
+    lines = [*_plan(prepared), *_memory(model), *_in_the_way(config)]
     lines += asyncio.run(_episodes(config))
-    lines += asyncio.run(_servers(config, rows, eval_rows, tokenizer, model))
+    lines += asyncio.run(_servers(prepared, model))
     width = max(len(name) for name, _ in lines)
     for name, value in lines:
         print(f"{name:<{width}}  {value}")
     return 0
 
 
-def _plan(config: RunConfig, rows: TrainingRows, eval_rows: HeldOutRows) -> Iterator[Line]:
-    steps = number_of_steps(config, len(rows))
+def _plan(prepared: Prepared) -> Iterator[Line]:
+    config, rows, eval_rows = prepared.config, prepared.rows, prepared.eval_rows
+    steps, updates = prepared.max_steps, prepared.num_updates
     algorithm, rollout = config.algorithm, config.rollout
-    updates = number_of_updates(config, steps)
     longest = rows.longest_prompt
     for row, store in zip(rows.first_rows, rows.stores.values(), strict=True):
         share = f"{len(store)}, ratio {config.data.datasets[row.dataset].ratio:g}" if row.dataset else f"{len(store)}"
@@ -122,7 +95,7 @@ def _plan(config: RunConfig, rows: TrainingRows, eval_rows: HeldOutRows) -> Iter
         )
     if list_steps(config.run_dir):
         yield "note", f"run_dir {config.run_dir} holds a run already: go on with --resume, or choose another one"
-    for doubt in [*doubts(config), *schedule_doubts(config.optimizer, total_updates=updates)]:
+    for doubt in prepared.doubts():
         yield "note", doubt
     yield "ranks", f"{config.deepspeed.nproc_per_node} on this machine, ZeRO stage {config.deepspeed.zero_stage}"
     bound = (algorithm.max_staleness + 1) * rollout.groups_per_batch
@@ -161,9 +134,7 @@ class ModelWithoutWeights:
         """Raises UsageError or UnavailableError when the model cannot be read."""
         try:
             with torch.device("meta"):  # tied weights are one parameter there, as in training
-                family = load_family(config.model)
-                router_aux_loss_coef(config.algorithm, family)
-                model = AutoModelForCausalLM.from_config(family)
+                model = AutoModelForCausalLM.from_config(load_family(config.model))
                 in_nf4 = _weights_in_nf4(model) if config.model.load_in_4bit else 0
                 return cls(config, model, in_nf4, _adapter_on(model, config))
         except (OSError, ValueError) as error:
@@ -289,12 +260,9 @@ async def _episodes(config: RunConfig) -> list[Line]:
         return [("episodes", f"{line}, {episodes.max_turns} turns and {config.rollout.max_completion_length} tokens")]
 
 
-async def _servers(
-    config: RunConfig, rows: TrainingRows, eval_rows: HeldOutRows, tokenizer: Any, planned: ModelWithoutWeights
-) -> list[Line]:
+async def _servers(prepared: Prepared, planned: ModelWithoutWeights) -> list[Line]:
     """What the servers say, where they run already; one that does not fit is an error, one that is away is not."""
-    policy = Policy.of(tokenizer, max_tokens=rows.longest_prompt + config.rollout.max_completion_length)
-    lines: list[Line] = []
+    config, lines = prepared.config, list[Line]()
     fleet = Fleet(config.rollout.urls, min_replicas=config.rollout.min_replicas)
     for replica in fleet.replicas:
         try:
@@ -303,24 +271,14 @@ async def _servers(
         except ServiceError as error:
             away = _away(error, role="rollout server", url=replica.url, setting="rollout.urls")
             lines.append((f"rollout {replica.url}", away))
-    needs = Needs(
-        tokenizer=policy.tokenizer,
-        max_tokens=longest_context(config, rows, eval_rows),
-        head_dtype=config.model.head_dtype,
-        dtype=config.model.dtype,
-        one_rope_context=one_rope_context(planned.model.config),
-        kv_cache=config.weights.kv_cache,
-    )
-    kind = fleet.require(needs, AdapterNeeds.of(config, None))
-    if config.episodes is not None:
-        with_tools = bool(config.episodes.tools or config.episodes.factories)
-        check_sessions(fleet.infos, with_tools=with_tools, template=chat_template(config.model))
+    kind = prepared.require(fleet, AdapterNeeds.of(config, None))
     lines += _push(planned, fleet, kind)
     await fleet.close()
     if config.reward.reward_funcs:
-        lines += await _reward(config, [*rows.first_rows, *eval_rows.first_rows], tokenizer)
+        first_rows = [*prepared.rows.first_rows, *prepared.eval_rows.first_rows]
+        lines += await _reward(config, first_rows, prepared.tokenizer)
     async with Teachers(config) as teachers:
-        lines += [await _teacher(stage, policy, run_servers=fleet.infos.values()) for stage in teachers.stages]
+        lines += [await _teacher(stage, prepared.policy, run_servers=fleet.infos.values()) for stage in teachers.stages]
     return lines
 
 

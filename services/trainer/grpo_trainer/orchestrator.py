@@ -17,9 +17,7 @@ from .algorithm.estimators import estimator_of
 from .algorithm.spread import teaches, teaches_by_turn
 from .config.run_config import RunConfig
 from .data.order import PromptOrder
-from .data.prompt_row import PromptRow
-from .data.run_rows import HeldOutRows, TrainingRows, longest_context
-from .data.tokenizer import chat_template
+from .data.run_rows import rows_with_prompts
 from .episodes.runner import EpisodeRunner
 from .episodes.sampler import Episodes
 from .fleet.adapters import AdapterNeeds
@@ -27,9 +25,9 @@ from .fleet.awaited import Awaited, wait_for_rollout_servers
 from .fleet.canary import Probe, canary_prompts, sample_probes
 from .fleet.event_loop import EventLoopThread
 from .fleet.fleet import Fleet
-from .fleet.needs import Needs
 from .fleet.push import WeightPusher
-from .fleet.start_checks import check_distinct, check_free, check_rendezvous, check_sessions, check_token
+from .fleet.start_checks import check_distinct, check_free, check_rendezvous, check_token
+from .prepared import Prepared
 from .ranks.stop_signal import StopRequested, StopSignal
 from .sampling.evaluation import Evaluation, eval_sets
 from .sampling.pipeline import Cursor, Pipeline, PipelineLimits
@@ -38,7 +36,6 @@ from .sampling.reward import RewardStage
 from .sampling.reward_code import RewardCode
 from .sampling.sampler import Sampler, training_sampling
 from .sampling.single_turn import SingleTurn
-from .sampling.teacher import Policy
 from .sampling.teachers import Teachers
 from .sampling.tracing import Tracing
 
@@ -72,22 +69,19 @@ class Orchestrator:
         self,
         config: RunConfig,
         *,
-        rows: TrainingRows,
-        eval_rows: HeldOutRows,
+        prepared: Prepared,
         prompts: PromptOrder,
         cursor: Cursor,
         reward_code: RewardCode,
         trainer_id: str,
-        max_steps: int,
         stop: StopSignal,
         status: Status,
-        base_digest: str | None = None,
-        probe_rows: Sequence[PromptRow] | None = None,
+        base_digest: str | None,
     ):
         self.config, self.stop, self.status = config, stop, status
         self._adapter = AdapterNeeds.of(config, base_digest)
-        self.rows, self.eval_rows = rows, eval_rows
-        self.probe_rows = rows if probe_rows is None else probe_rows
+        self._prepared = prepared
+        self.probe_rows = rows_with_prompts(prepared.rows, prepared.tokenizer)
         """Rows with prompts, to try things on."""
         self.tracing = Tracing(config.logging.otlp_endpoint, run=config.logging.run_name or config.run_dir.name)
         self.loop = EventLoopThread()
@@ -109,7 +103,7 @@ class Orchestrator:
             groups_per_job=1 if config.episodes else config.rollout.groups_per_request,
             num_generations=config.rollout.num_generations,
             min_scored_share=config.reward.min_scored_share,
-            max_steps=max_steps,
+            max_steps=prepared.max_steps,
             min_group_size=config.episodes.min_group_size if config.episodes else 0,
             stale_tokens=config.episodes.stale_tokens if config.episodes else "drop",
         )
@@ -125,7 +119,7 @@ class Orchestrator:
         self.evaluation = Evaluation(
             self.sampler,
             self.reward,
-            eval_sets(config, eval_rows),
+            eval_sets(config, prepared.eval_rows),
             training_sampling(config.rollout),
         )
         self.reward_health: Health | None = None
@@ -179,14 +173,13 @@ class Orchestrator:
             self.loop.__exit__(*error)
             self.tracing.close()
 
-    def connect(self, tokenizer: Any, *, one_rope_context: int | None) -> Kind:
-        """Wait for the servers, and return what to push to them. `one_rope_context`: see `Needs`.
+    def connect(self) -> Kind:
+        """Wait for the servers, and return what to push to them.
 
         Raises UnavailableError when a server is missing or does not fit, and UsageError when it cannot serve the run's
         adapter.
         """
-        config, status = self.config, self.status
-        policy = Policy.of(tokenizer, max_tokens=self.rows.longest_prompt + config.rollout.max_completion_length)
+        config, status, prepared = self.config, self.status, self._prepared
         reward = Awaited("the reward server", config.reward.url, "reward.url", "grpo-reward serve")
         teachers = [
             (Awaited(teacher.name, teacher.config.url, teacher.setting, "grpo-rollout serve MODEL"), teacher)
@@ -203,27 +196,16 @@ class Orchestrator:
             self._wait_for_rollout(limit_s)
             if self.reward.specs:
                 limit_s = config.reward.startup_timeout_s
-                first_rows = [*self.rows.first_rows, *self.eval_rows.first_rows]
+                first_rows = [*prepared.rows.first_rows, *prepared.eval_rows.first_rows]
                 self._wait_until_fit(
                     reward, partial(self.reward.check, first_rows, of_episodes=config.episodes is not None), limit_s
                 )
-                for doubt in self.reward.prefix_doubts(first_rows, tokenizer):
+                for doubt in self.reward.prefix_doubts(first_rows, prepared.tokenizer):
                     log.warning("%s", doubt)
             for server, teacher in teachers:
-                check = partial(teacher.check, policy, run_servers=self.fleet.infos.values())
+                check = partial(teacher.check, prepared.policy, run_servers=self.fleet.infos.values())
                 self._wait_until_fit(server, check, teacher.config.startup_timeout_s)
-        needs = Needs(
-            tokenizer=policy.tokenizer,
-            max_tokens=longest_context(config, self.rows, self.eval_rows),
-            head_dtype=config.model.head_dtype,
-            dtype=config.model.dtype,
-            one_rope_context=one_rope_context,
-            kv_cache=config.weights.kv_cache,
-        )
-        kind = self.fleet.require(needs, self._adapter)
-        if config.episodes is not None:
-            with_tools = bool(config.episodes.tools or config.episodes.factories)
-            check_sessions(self.fleet.infos, with_tools=with_tools, template=chat_template(config.model))
+        kind = prepared.require(self.fleet, self._adapter)
         if self._adapter is not None and kind == "full":
             log.warning(
                 "the rollout servers take no adapters: every push sends the whole model with the adapter added; to "
@@ -358,8 +340,8 @@ class Orchestrator:
             canary_prompts(
                 self.probe_rows,
                 self.config.canary,
-                shortest=max(self.rows.shortest_prompt, 1),
-                longest=self.rows.longest_prompt + self.config.rollout.max_completion_length,
+                shortest=max(self._prepared.rows.shortest_prompt, 1),
+                longest=self._prepared.rows.longest_prompt + self.config.rollout.max_completion_length,
             ),
             self.config.canary,
             session=self.fleet.session,

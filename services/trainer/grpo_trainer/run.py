@@ -21,22 +21,13 @@ from .checkpoint.run_lock import only_trainer_in
 from .checkpoint.saving import CheckpointSaver, FinalFolder, final_folders
 from .checkpoint.space import check_space
 from .config.changes import changed_settings
-from .config.doubts import doubts
 from .config.model import ModelConfig
 from .config.run_config import RunConfig
 from .config.settings import write_resolved
 from .crew_export import CrewExport
 from .data.difficulty import DifficultyMemory
-from .data.episode_rows import RowsOfEpisodes
 from .data.order import PromptOrder
-from .data.repeats import repeats
-from .data.run_rows import check_vocabulary, few_rows, load_eval_sets, load_training_rows, rows_with_prompts
-from .data.tokenizer import check_stop_tokens, load_tokenizer
-from .data.turn_end import servers_stop_at
-from .engine.family import load_family
-from .engine.load_balancing import router_aux_loss_coef
-from .engine.rope import one_rope_context
-from .engine.schedule import number_of_steps, number_of_updates, schedule_doubts
+from .engine.schedule import number_of_updates
 from .engine.state import layout, read_engine_state
 from .engine.training_engine import TrainingEngine
 from .errors import CallbackError, DiskError, GuardStop, RunError, is_full
@@ -51,6 +42,7 @@ from .observe.live_warnings import recent_warnings
 from .observe.run_status import RunStatus
 from .observe.summary import RunTotals, write_report_and_summary
 from .orchestrator import Orchestrator
+from .prepared import Prepared, with_router_aux_loss_coef
 from .rank_work import COMMANDS, RankWork
 from .ranks.crew import Crew, follow
 from .ranks.launch import environment_rank, environment_world_size
@@ -119,32 +111,22 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     orchestrator, max_steps, pad_token_id = None, 0, 0
     push_kind: Kind = "full"
     if first_rank:
-        tokenizer = load_tokenizer(config.model)
-        check_stop_tokens(config.rollout.stop_token_ids, tokenizer)
+        prepared = Prepared.of(config, folder=config.run_dir / "data")
+        rows, tokenizer = prepared.rows, prepared.tokenizer
         pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        kept_in, of_episodes = config.run_dir / "data", RowsOfEpisodes.of(config)
-        rows = load_training_rows(config.data, tokenizer, folder=kept_in, of_episodes=of_episodes)
-        eval_rows = load_eval_sets(config.data, tokenizer, folder=kept_in, of_episodes=of_episodes)
-        of_rows = kept_of_rows(config, rows, eval_rows)
+        of_rows = kept_of_rows(config, rows, prepared.eval_rows)
         if state and folder:
             check_continuity(state, of_rows, folder)
         kept |= of_rows
-        for repeated in repeats(rows.stores, eval_rows):
-            log.warning("%s", repeated)
-        max_steps = number_of_steps(config, len(rows))
+        config, max_steps = prepared.config, prepared.max_steps
         status.know_run(max_steps=max_steps, step=step)
-        family = load_family(config.model)
-        config = with_router_aux_loss_coef(config, router_aux_loss_coef(config.algorithm, family))
-        check_vocabulary(rows, eval_rows, vocab_size=family.get_text_config().vocab_size)
         for change in changed_settings(config.run_dir / "run.yaml", config) if state else ():
             log.info("since the run was last started: %s", change)
         write_resolved(config, config.run_dir / "run.yaml")
         if step >= max_steps:
             length = "max_steps" if config.max_steps is not None else "num_train_epochs"
             log.info("step %d of %d is done: nothing is left to train; raise %s to train on", step, max_steps, length)
-        updates = number_of_updates(config, max_steps)
-        of_data = [*few_rows(rows, config), *servers_stop_at(config, rows.first_rows[0], tokenizer, family)]
-        for doubt in [*doubts(config), *schedule_doubts(config.optimizer, total_updates=updates), *of_data]:
+        for doubt in prepared.doubts():
             log.warning("%s", doubt)
         cursor = Cursor(**state["cursor"]) if state else Cursor()
         rests = not (config.teachers or estimator_of(config.algorithm).learns_from_equal_rewards)
@@ -159,24 +141,21 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         orchestrator = open_parts.enter_context(
             Orchestrator(
                 config,
-                rows=rows,
-                eval_rows=eval_rows,
+                prepared=prepared,
                 prompts=prompts,
                 cursor=cursor,
                 reward_code=RewardCode(
                     state.get("reward_code") if state else None, accept=config.reward.accept_changed_code
                 ),
                 trainer_id=trainer_id(config.run_dir),
-                max_steps=max_steps,
                 stop=stop,
                 status=status,
                 base_digest=base_digest,
-                probe_rows=rows_with_prompts(rows, tokenizer),
             )
         )
         open_parts.enter_context(status.watching("the event loop", orchestrator.loop.is_alive))
         show_servers(status, config, orchestrator, warnings)
-        push_kind = orchestrator.connect(tokenizer, one_rope_context=one_rope_context(family))
+        push_kind = orchestrator.connect()
 
     # Ranks wait for each other in libraries, where no handler runs, and there is nothing to save yet.
     with stop.ending_at_once() if rendezvous.has_others else nullcontext():
@@ -323,11 +302,6 @@ def without_first_adapter(model: ModelConfig) -> ModelConfig:
     if model.lora is None:
         return model
     return model.model_copy(update={"lora": model.lora.model_copy(update={"adapter": None})})
-
-
-def with_router_aux_loss_coef(config: RunConfig, coefficient: float) -> RunConfig:
-    algorithm = config.algorithm.model_copy(update={"router_aux_loss_coef": coefficient})
-    return config.model_copy(update={"algorithm": algorithm})
 
 
 def digest_below_adapter(config: RunConfig, *, status: RunStatus, stop: StopSignal) -> str | None:

@@ -1,0 +1,109 @@
+"""What a run and a dry run do alike before the model is loaded: read and check the rows, say what servers must meet."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from transformers import PretrainedConfig
+
+from grpo_proto.messages.weights import Kind
+
+from .config.doubts import doubts
+from .config.run_config import RunConfig
+from .data.episode_rows import RowsOfEpisodes
+from .data.repeats import repeats
+from .data.run_rows import (
+    HeldOutRows,
+    TrainingRows,
+    check_vocabulary,
+    few_rows,
+    load_eval_sets,
+    load_training_rows,
+    longest_context,
+)
+from .data.tokenizer import chat_template, check_stop_tokens, load_tokenizer
+from .data.turn_end import servers_stop_at
+from .engine.family import load_family
+from .engine.load_balancing import router_aux_loss_coef
+from .engine.rope import one_rope_context
+from .engine.schedule import learning_rates, number_of_steps, number_of_updates, schedule_doubts
+from .fleet.adapters import AdapterNeeds
+from .fleet.fleet import Fleet
+from .fleet.needs import Needs
+from .fleet.start_checks import check_sessions
+from .sampling.teacher import Policy
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The rows of a run, and what of its model can be known without its weights."""
+
+    config: RunConfig
+    """With what the family decides, see `engine/load_balancing.py`."""
+    tokenizer: Any
+    rows: TrainingRows
+    eval_rows: HeldOutRows
+    family: PretrainedConfig
+
+    @classmethod
+    def of(cls, config: RunConfig, *, folder: Path | None = None) -> Self:
+        """Read the rows, and check what needs no server. `folder` keeps the rows for the next start.
+
+        Raises UsageError, and UnavailableError where the Hub gives nothing.
+        """
+        tokenizer = load_tokenizer(config.model)
+        check_stop_tokens(config.rollout.stop_token_ids, tokenizer)
+        of_episodes = RowsOfEpisodes.of(config)
+        rows = load_training_rows(config.data, tokenizer, folder=folder, of_episodes=of_episodes)
+        eval_rows = load_eval_sets(config.data, tokenizer, folder=folder, of_episodes=of_episodes)
+        family = load_family(config.model)
+        check_vocabulary(rows, eval_rows, vocab_size=family.get_text_config().vocab_size)
+        config = with_router_aux_loss_coef(config, router_aux_loss_coef(config.algorithm, family))
+        prepared = cls(config, tokenizer, rows, eval_rows, family)
+        learning_rates(config.optimizer, total_updates=prepared.num_updates)
+        return prepared
+
+    @property
+    def max_steps(self) -> int:
+        return number_of_steps(self.config, len(self.rows))
+
+    @property
+    def num_updates(self) -> int:
+        return number_of_updates(self.config, self.max_steps)
+
+    @property
+    def policy(self) -> Policy:
+        """What a teacher has to fit."""
+        longest = self.rows.longest_prompt + self.config.rollout.max_completion_length
+        return Policy.of(self.tokenizer, max_tokens=longest)
+
+    def doubts(self) -> Iterator[str]:
+        """What is allowed, and seldom meant."""
+        yield from repeats(self.rows.stores, self.eval_rows)
+        yield from doubts(self.config)
+        yield from schedule_doubts(self.config.optimizer, total_updates=self.num_updates)
+        yield from few_rows(self.rows, self.config)
+        yield from servers_stop_at(self.config, self.rows.first_rows[0], self.tokenizer, self.family)
+
+    def require(self, fleet: Fleet, adapter: AdapterNeeds | None) -> Kind:
+        """Hold the servers to what this run needs from now on. Returns what to push; raises what `agreed` raises."""
+        config = self.config
+        needs = Needs(
+            tokenizer=self.policy.tokenizer,
+            max_tokens=longest_context(config, self.rows, self.eval_rows),
+            head_dtype=config.model.head_dtype,
+            dtype=config.model.dtype,
+            one_rope_context=one_rope_context(self.family),
+            kv_cache=config.weights.kv_cache,
+        )
+        kind = fleet.require(needs, adapter)
+        if config.episodes is not None:
+            with_tools = bool(config.episodes.tools or config.episodes.factories)
+            check_sessions(fleet.infos, with_tools=with_tools, template=chat_template(config.model))
+        return kind
+
+
+def with_router_aux_loss_coef(config: RunConfig, coefficient: float) -> RunConfig:
+    algorithm = config.algorithm.model_copy(update={"router_aux_loss_coef": coefficient})
+    return config.model_copy(update={"algorithm": algorithm})
