@@ -30,7 +30,7 @@ from grpo_trainer.fleet.canary import Probe, Rule, compare, own_logprobs, sample
 from grpo_trainer.fleet.event_loop import EventLoopThread
 from grpo_trainer.fleet.fleet import Fleet
 from grpo_trainer.fleet.push import PushResult, WeightPusher, push
-from grpo_trainer.ranks.process_group import LAUNCHER_VARIABLES
+from grpo_trainer.ranks.launch import VARIABLES
 from grpo_trainer.ranks.stop_signal import StopSignal
 
 from .check import Place
@@ -180,7 +180,7 @@ def s_until_stale(
     """
     command = [sys.executable, "-m", "benchmarks.gpu_check.served", str(policy), url, by.name, limits]
     # Leave out the variables of this process's own group: the other trainer makes a group of its own.
-    environment = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
+    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=sys.stderr) as trainer:
         try:
             _wait_until_it_stands_still(trainer, by)

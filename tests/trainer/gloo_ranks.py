@@ -19,6 +19,11 @@ def meeting_program(program: str, folder: Path) -> str:
 
 def outputs_of_two_ranks(program: str, folder: Path) -> list[str]:
     """What each rank of `program` prints, which finds the group initialised. Both have to end with status 0."""
+    return outcomes_of_two_ranks(program, folder, [0, 0])[0]
+
+
+def outcomes_of_two_ranks(program: str, folder: Path, statuses: list[int]) -> tuple[list[str], list[str]]:
+    """What each rank of `program` prints, and what it logs. They have to end with `statuses`."""
     file = folder / "program.py"
     file.write_text(meeting_program(program, folder))
     outputs, errors = ([folder / f"{name}-{rank}" for rank in range(2)] for name in ("output", "errors"))
@@ -26,5 +31,6 @@ def outputs_of_two_ranks(program: str, folder: Path) -> list[str]:
         warm_python(file, output=outputs[rank], errors=errors[rank], environment=ENVIRONMENT | {"RANK": str(rank)})
         for rank in range(2)
     ]
-    assert [process.wait(120.0) for process in ranks] == [0, 0], [error.read_text() for error in errors]
-    return [output.read_text() for output in outputs]
+    logs = [error.read_text() for error in errors] if [process.wait(120.0) for process in ranks] == statuses else None
+    assert logs is not None, [error.read_text() for error in errors]
+    return [output.read_text() for output in outputs], logs

@@ -5,8 +5,9 @@ import logging
 import pytest
 import torch
 
+from grpo_trainer.config.optimization import DeepSpeedConfig
 from grpo_trainer.errors import UnavailableError, UsageError
-from grpo_trainer.ranks.process_group import own_device, tell_of_idle_gpus
+from grpo_trainer.ranks.process_group import own_device, tell_of_ranks
 
 
 @pytest.fixture
@@ -19,6 +20,9 @@ def torch_for_cuda(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
         monkeypatch.setenv("LOCAL_RANK", str(rank))
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+        if ranks > 1:
+            monkeypatch.setenv("RANK", str(rank))
+            monkeypatch.setenv("WORLD_SIZE", str(ranks))
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return sees
@@ -49,11 +53,43 @@ def test_more_ranks_than_gpus(torch_for_cuda):
         own_device()
 
 
-def test_gpus_that_stay_idle_are_told_once(torch_for_cuda, caplog: pytest.LogCaptureFixture):
-    for rank in (0, 1):
-        torch_for_cuda(4, rank=rank, ranks=2)
-        with caplog.at_level(logging.WARNING):
-            tell_of_idle_gpus()
-    assert [record.getMessage() for record in caplog.records] == [
-        "4 GPUs are visible, but deepspeed.nproc_per_node uses 2: the others stay idle"
-    ]
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        (
+            {},
+            [
+                "1 rank trains, on cuda; ZeRO stage 2",
+                "4 GPUs are visible, and 1 ranks train here: the others stay idle",
+            ],
+        ),
+        (
+            {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "2"},
+            [
+                "8 ranks train, 2 of them on this machine, on cuda; ZeRO stage 2",
+                "deepspeed.nproc_per_node is 4, and the launcher has started 2 ranks here: that holds",
+                "4 GPUs are visible, and 2 ranks train here: the others stay idle",
+            ],
+        ),
+        (
+            {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_SIZE": "4"},
+            ["8 ranks train, 4 of them on this machine, on cuda; ZeRO stage 2"],
+        ),
+        ({"RANK": "0", "WORLD_SIZE": "8"}, ["8 ranks train, on cuda; ZeRO stage 2"]),
+    ],
+)
+def test_the_ranks_are_told_and_what_they_leave_idle(
+    environment: dict[str, str],
+    said: list[str],
+    torch_for_cuda,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    torch_for_cuda(4)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    config = DeepSpeedConfig(zero_stage=2, nproc_per_node=4 if environment else 1)
+    with caplog.at_level(logging.INFO):
+        tell_of_ranks(config, torch.device("cuda", 0))
+    assert [record.getMessage() for record in caplog.records] == said

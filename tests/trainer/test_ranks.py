@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.trainer.gloo_ranks import outputs_of_two_ranks
+from tests.trainer.gloo_ranks import outcomes_of_two_ranks, outputs_of_two_ranks
 
 from grpo_trainer.errors import RunError
 from grpo_trainer.observe.run_status import RunStatus
@@ -109,6 +109,49 @@ def test_the_others_do_what_rank_0_commands_answer_and_end_as_it_does(
         *kind,
     ]
     assert json.loads(second.splitlines()[-1]) == [status, [5]]
+
+
+FAILS_ALONE = """
+import sys
+import torch.distributed as dist
+from grpo_trainer.errors import RunError, UpdateError
+from grpo_trainer.observe.run_log import configure_logging
+from grpo_trainer.observe.run_status import RunStatus
+from grpo_trainer.ranks import crew
+from grpo_trainer.ranks.ranks import join_ranks
+crew.ALONE_S = 1.0
+ranks = join_ranks(silence_s=60)
+configure_logging(rank=ranks.rank)
+
+class Work:
+    def update(self):
+        if ranks.rank == {failing}:
+            raise UpdateError("own.py:loss raised ValueError: bad value")
+        dist.barrier()
+
+try:
+    if ranks.rank:
+        crew.follow(ranks, Work(), ("update",), RunStatus("run", heartbeat_bound_s=60.0))
+    else:
+        with crew.Crew(ranks, Work(), ("update",), RunStatus("run", heartbeat_bound_s=60.0)) as first:
+            first.do("update")
+except RunError as error:
+    print("told", error)
+except RuntimeError:
+    print("ended by the other's end")
+"""
+
+
+@pytest.mark.deepspeed
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_update_that_fails_on_one_rank_alone_is_told_and_ends_all(failing: int, tmp_path: Path):
+    """The other is in a collective, which nothing but the end of this process ends."""
+    outputs, errors = outcomes_of_two_ranks(
+        FAILS_ALONE.replace("{failing}", str(failing)), tmp_path, [1, 0][:: 1 - 2 * failing]
+    )
+    assert outputs[1 - failing] == "ended by the other's end\n"
+    assert "own.py:loss raised ValueError: bad value; the other ranks went on, so this one ends" in errors[failing]
 
 
 def test_alone_a_command_is_a_plain_call():

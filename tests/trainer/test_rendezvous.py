@@ -59,7 +59,7 @@ class Orchestrator:
 
     def __exit__(self, *_): ...
 
-    def connect(self, tokenizer, **_):
+    def connect(self):
         time.sleep(busy_s)
         print("connected", flush=True)
 

@@ -27,6 +27,7 @@ FAULTS = {
     "frozen": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "hangs": lambda: time.sleep(600),
     "dies": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "told": lambda: os.kill(os.getpid(), signal.SIGTERM),
 }
 
 def fail(where):
@@ -42,13 +43,15 @@ def run(words):
     from grpo_trainer.ranks.process_group import join_process_group
     from grpo_trainer.ranks.ranks import join_ranks
     from grpo_trainer.ranks.rendezvous import Rendezvous
+    from grpo_trainer.ranks.stop_signal import StopSignal
 
     # One that freezes at once has not reported since its load.
     silent_ranks.PERIOD_S = 600.0 if ["at once", str(rank)] == faulty[:2] else 0.25
     configure_logging(rank=rank)
     status = RunStatus("run", heartbeat_bound_s=bound_s, silent_stages={"push": 600.0})
     status.enter_phase("loading", limit_s=60.0)
-    with Rendezvous(connect_s=60.0) as rendezvous, silent_ranks.SilentRanks(status, rendezvous.connect):
+    stop = StopSignal()
+    with Rendezvous(connect_s=60.0) as rendezvous, silent_ranks.SilentRanks(status, stop, rendezvous.connect):
         if rank == 0:
             rendezvous.announce({})
         else:
@@ -60,6 +63,7 @@ def run(words):
         fail("joined")
         work = SimpleNamespace(update=lambda: fail("update"), push=lambda: fail("push"))
         if rank:
+            stop.record_only()
             follow(ranks, work, ["update", "push"], status)
         else:
             with Crew(ranks, work, ["update", "push"], status) as crew:
@@ -76,6 +80,9 @@ def run(words):
                 crew.do("update")
                 status.enter_stage("push")
                 crew.do("push")
+                while faulty[2:] == ["told"] and not stop.requested:
+                    time.sleep(0.1)
+                    status.beat()
         fail("end")
     return 0
 
@@ -140,6 +147,14 @@ def test_a_rank_that_waits_for_rank_0_does_not_stand_still(tmp_path: Path, capfd
 def test_a_rank_that_freezes_when_the_run_has_ended_holds_nobody(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     assert run_two_ranks(tmp_path, "end", "1", "frozen") == 0
     assert "rank 1 did not end in time; it is killed" in capfd.readouterr().err
+
+
+@pytest.mark.deepspeed
+@pytest.mark.timeout(60)
+def test_rank_0_learns_that_another_was_told_to_stop(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    """As where one of several machines is drained by itself."""
+    assert run_two_ranks(tmp_path, "update", "1", "told") == 0
+    assert capfd.readouterr().err.count("rank 1 was told to stop: all ranks stop, with a checkpoint") == 1
 
 
 @pytest.mark.deepspeed

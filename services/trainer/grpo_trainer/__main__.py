@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train(words: list[str]) -> int:
     from .config.run_config import RunConfig
     from .config.settings import read_config
-    from .ranks.launch import needs_launch
+    from .ranks.launch import check_environment, needs_launch
 
     flags = {flag: flag in words for flag in ("--dry-run", "--resume")}
     rest = [word for word in words if word not in flags]
@@ -102,6 +102,7 @@ def _train(words: list[str]) -> int:
             from .dry_run import dry_run
 
         return dry_run(config)
+    check_environment()
     if needs_launch(config.deepspeed.nproc_per_node):
         from .ranks.one_machine import run_ranks
 

@@ -97,11 +97,22 @@ def _plan(prepared: Prepared) -> Iterator[Line]:
         yield "note", f"run_dir {config.run_dir} holds a run already: go on with --resume, or choose another one"
     for doubt in prepared.doubts():
         yield "note", doubt
-    yield "ranks", f"{config.deepspeed.nproc_per_node} on this machine, ZeRO stage {config.deepspeed.zero_stage}"
+    place = (
+        "by WORLD_SIZE"
+        if "WORLD_SIZE" in os.environ
+        else "on one machine; WORLD_SIZE=N before the command counts those of all"
+    )
+    yield "ranks", f"{_num_ranks(config)} {place}; ZeRO stage {config.deepspeed.zero_stage}"
     bound = (algorithm.max_staleness + 1) * rollout.groups_per_batch
     waits = algorithm.max_staleness and config.weights.in_flight == "wait"
     until = "; a push waits until nothing is sampled, but for adapters" if waits else ""
     yield "groups in flight", f"at most {bound} (max_staleness {algorithm.max_staleness}{until})"
+
+
+def _num_ranks(config: RunConfig) -> int:
+    """Of all machines, where the environment tells them."""
+    told = os.environ.get("WORLD_SIZE", "")
+    return int(told) if told.isdecimal() and int(told) else config.deepspeed.nproc_per_node
 
 
 def _in_the_way(config: RunConfig) -> Iterator[Line]:
@@ -162,7 +173,7 @@ def _memory(planned: ModelWithoutWeights) -> Iterator[Line]:
     lora, in_nf4, adapter = config.model.lora, planned.num_in_nf4, planned.adapter
     count = sum(parameter.numel() for parameter in planned.model.parameters())
     trained = sum(parameter.numel() for parameter in planned.model.parameters() if parameter.requires_grad)
-    width, ranks = DTYPE_BYTES[config.model.dtype], config.deepspeed.nproc_per_node
+    width, ranks = DTYPE_BYTES[config.model.dtype], _num_ranks(config)
     stage = config.deepspeed.zero_stage
     told = deepspeed_settings(config.model, config.optimizer, config.deepspeed)
     sharding = told["zero_optimization"]

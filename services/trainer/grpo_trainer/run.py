@@ -7,6 +7,8 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from grpo_proto import ServiceError
 from grpo_proto.messages.weights import Kind
 
@@ -42,11 +44,12 @@ from .observe.live_warnings import recent_warnings
 from .observe.run_status import RunStatus
 from .observe.summary import RunTotals, write_report_and_summary
 from .orchestrator import Orchestrator
-from .prepared import Prepared, with_router_aux_loss_coef
+from .prepared import Prepared
 from .rank_work import COMMANDS, RankWork
 from .ranks.crew import Crew, follow
 from .ranks.launch import environment_rank, environment_world_size
-from .ranks.process_group import join_process_group, own_device
+from .ranks.one_run import taken_over, told_of
+from .ranks.process_group import join_process_group, own_device, tell_of_ranks
 from .ranks.ranks import join_ranks
 from .ranks.rendezvous import Rendezvous
 from .ranks.silent_ranks import SilentRanks
@@ -79,6 +82,11 @@ def run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal)
         if is_full(error):
             raise DiskError.of(error, run_dir=config.run_dir) from error
         raise
+    except torch.OutOfMemoryError as error:
+        raise RunError(
+            f"the memory of the GPU is full: {str(error).splitlines()[0]}",
+            hint="lower deepspeed.tokens_per_micro_batch, or see `Memory` in docs/trainer.md",
+        ) from error
     except StopRequested:
         log.info("stopped before a step was made")
         return 0
@@ -90,7 +98,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     own_device()  # a GPU that is missing is told before anything is waited for
     warnings = open_parts.enter_context(recent_warnings())
     rendezvous = open_parts.enter_context(Rendezvous(connect_s=config.deepspeed.timeout_s))
-    open_parts.enter_context(SilentRanks(status, rendezvous.connect))
+    open_parts.enter_context(SilentRanks(status, stop, rendezvous.connect))
     folder, state, base_digest = None, None, None
     kept = kept_of(config) if first_rank else {}
     callbacks = Callbacks(load_callbacks(config.callbacks, config.callbacks_params) if first_rank else {})
@@ -161,8 +169,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     with stop.ending_at_once() if rendezvous.has_others else nullcontext():
         if first_rank:
             told = {"step": step, "max_steps": max_steps, "pad_token_id": pad_token_id}
-            told |= {"push_kind": push_kind, "base_digest": base_digest}
-            told |= {"router_aux_loss_coef": config.algorithm.load_balancing_coef}
+            told |= {"push_kind": push_kind, "base_digest": base_digest, "one_run": told_of(config)}
             rendezvous.announce(told | {"folder": str(folder) if folder else None})
         else:  # which so need neither the data nor the tokenizer
             with status.waiting_for_rank():
@@ -170,10 +177,12 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
             folder, step = Path(told["folder"]) if told["folder"] else None, told["step"]
             max_steps, pad_token_id = told["max_steps"], told["pad_token_id"]
             push_kind, base_digest = told["push_kind"], told["base_digest"]
-            config = with_router_aux_loss_coef(config, told["router_aux_loss_coef"])
+            config = taken_over(config, told["one_run"])
             status.know_run(max_steps=max_steps, step=step)
         status.enter_phase("waiting for the other ranks", limit_s=config.deepspeed.timeout_s + SLACK_S)
-        join_process_group(timeout_s=config.deepspeed.timeout_s)
+        device = join_process_group(timeout_s=config.deepspeed.timeout_s)
+    if first_rank:
+        tell_of_ranks(config.deepspeed, device)
     status.enter_phase("loading the model", limit_s=config.server.loading_s)
     engine = TrainingEngine(
         config.model if folder is None else without_first_adapter(config.model),
@@ -198,7 +207,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     gc.collect()  # garbage that is frozen would never be freed
     gc.freeze()  # nearly all of this stays: to look through it takes 0.3 s, and all other ranks wait meanwhile
     if orchestrator is None:
-        stop.ignore()  # rank 0 is stopped, too, and commands what is still to do
+        stop.record_only()  # rank 0 learns of it, and commands what is still to do
         return follow(ranks, work, COMMANDS, status)
 
     crew = open_parts.enter_context(Crew(ranks, work, COMMANDS, status))

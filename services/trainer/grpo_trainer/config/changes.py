@@ -17,15 +17,16 @@ def changed_settings(before: Path, config: RunConfig) -> list[str]:
         old = yaml.safe_load(before.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return []
-    return list(_changes(old, config)) if isinstance(old, Mapping) else []
+    return list(changes(old, config)) if isinstance(old, Mapping) else []
 
 
-def _changes(old: Mapping[str, Any], section: BaseModel, above: str = "") -> Iterator[str]:
+def changes(old: Mapping[str, Any], section: BaseModel, above: str = "") -> Iterator[str]:
+    """Yield a line for each setting of `section` that has another value in `old`, a section as JSON."""
     plain = section.model_dump(mode="json")
     for name in (name for name in plain if name in old and f"{above}{name}" != "run_dir"):  # a folder may move
         setting, value = f"{above}{name}", getattr(section, name)
         if isinstance(value, BaseModel) and isinstance(old[name], Mapping):
-            yield from _changes(old[name], value, f"{setting}.")
+            yield from changes(old[name], value, f"{setting}.")
         elif isinstance(value, Mapping) and isinstance(old[name], Mapping):
             yield from _changed_entries(old[name], value, plain[name], f"{setting}.")
         elif old[name] != plain[name]:
@@ -42,6 +43,6 @@ def _changed_entries(
         if key not in plain or key not in old:
             yield f"{above}{key} is {'new' if key in plain else 'gone'}"
         elif isinstance(new[key], BaseModel) and isinstance(old[key], Mapping):
-            yield from _changes(old[key], new[key], f"{above}{key}.")
+            yield from changes(old[key], new[key], f"{above}{key}.")
         elif old[key] != plain[key]:
             yield f"{above}{key} is another one"

@@ -8,12 +8,14 @@ Commands and arguments travel as JSON, arrays as bytes, in a Gloo group of their
 """
 
 import logging
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from ..errors import RunError, TrainerError
+from ..errors import RunError, TrainerError, UpdateError
 from .place import Place
 from .ranks import NamedArrays, Ranks
 from .stop_signal import StopRequested
@@ -21,6 +23,8 @@ from .stop_signal import StopRequested
 log = logging.getLogger(__name__)
 
 END = "end"
+ALONE_S = 30.0
+"""How much later than the first rank the last one may fail in the same update."""
 
 
 class Status(Protocol):
@@ -83,7 +87,7 @@ class Crew:
         self.ranks.broadcast_json([command, arguments, each is not None, self._status.place()])
         given = () if each is None else (self.ranks.scatter_arrays(each),)
         own, failure = _attempt(self._work, command, *given, *arguments)
-        with self._status.waiting_for_rank():
+        with self._status.waiting_for_rank(), _ending_alone(failure):
             answers = self.ranks.gather_json([None, failure.told() if failure else None])
         self._in_command = False
         failures = [told for _, told in answers]
@@ -115,8 +119,32 @@ def follow(ranks: Ranks, work: Any, commands: Sequence[str], status: Status) -> 
             raise RuntimeError(f"rank 0 commands {command}, which this release does not have")
         given = (ranks.scatter_arrays(None),) if has_arrays else ()
         result, failure = _attempt(work, command, *given, *arguments)
-        with status.waiting_for_rank():
+        with status.waiting_for_rank(), _ending_alone(failure):
             ranks.gather_json([result, failure.told() if failure else None])
+
+
+@contextmanager
+def _ending_alone(failure: RunError | None) -> Iterator[None]:
+    """Wrap the wait for the answers of all ranks. After a failed update, end this process when they do not come.
+
+    An update may fail on all ranks alike, which then answer; where it fails on one alone, the others are in a
+    collective, which only the end of this process ends.
+    """
+    if not isinstance(failure, UpdateError):
+        yield
+        return
+    answered = threading.Event()
+
+    def end() -> None:
+        if not answered.wait(ALONE_S):
+            log.error("%s; the other ranks went on, so this one ends: go on with --resume", failure)
+            os._exit(1)
+
+    threading.Thread(target=end, name="ending-alone", daemon=True).start()
+    try:
+        yield
+    finally:
+        answered.set()
 
 
 def _attempt(work: Any, command: str, *arguments: Any) -> tuple[Any, RunError | None]:

@@ -9,14 +9,19 @@ import os
 import sys
 from collections.abc import Sequence
 
+from ..errors import UsageError
+
 STOP_LIMIT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 STOP_LIMIT_S = 600
 """How long ranks may run after a stop signal, unless the sender kills them earlier."""
 
 
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
 def environment_rank() -> int:
     """Return this process's rank from its launcher's environment, before any process group exists."""
-    return int(os.environ.get("RANK", "0"))
+    return int(os.environ["RANK"]) if environment_world_size() > 1 else 0
 
 
 def environment_world_size() -> int:
@@ -26,7 +31,22 @@ def environment_world_size() -> int:
 
 def needs_launch(nproc_per_node: int) -> bool:
     """Whether several ranks are configured and no launcher (torchrun, DeepSpeed, Kubernetes) has started them."""
-    return nproc_per_node > 1 and "RANK" not in os.environ
+    return nproc_per_node > 1 and environment_world_size() == 1
+
+
+def check_environment() -> None:
+    """Raises UsageError where a launcher has started several ranks, and has not told this one all that it needs."""
+    numbers = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
+    given = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    wrong = [f"{name} is {given[name]!r}" for name in numbers if name in given and not given[name].isdecimal()]
+    if not wrong and environment_world_size() > 1:
+        wrong = [f"{name} is not set" for name in VARIABLES if name not in given]
+    if wrong and "RANK" in given:
+        raise UsageError(
+            f"RANK is set, as by a launcher of several ranks, but {', '.join(wrong)}",
+            hint="start one `python -m grpo_trainer.launch` on each machine; or set all five, with srun: "
+            "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID MASTER_ADDR=… MASTER_PORT=…",
+        )
 
 
 def stop_limit_s() -> float:

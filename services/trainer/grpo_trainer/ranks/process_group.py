@@ -7,12 +7,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from ..config.optimization import DeepSpeedConfig
 from ..errors import UnavailableError, UsageError
-from .launch import environment_world_size
+from .launch import VARIABLES, environment_world_size
 
 log = logging.getLogger(__name__)
-
-LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def join_process_group(*, timeout_s: float) -> torch.device:
@@ -25,12 +24,11 @@ def join_process_group(*, timeout_s: float) -> torch.device:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        alone = "RANK" not in os.environ
+        alone = environment_world_size() == 1
         if alone:
             # DeepSpeed reads them; nothing listens on a port 0.
-            os.environ.update(zip(LAUNCHER_VARIABLES, ("0", "1", "0", "127.0.0.1", "0"), strict=True))
+            os.environ.update(zip(VARIABLES, ("0", "1", "0", "127.0.0.1", "0"), strict=True))
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        tell_of_idle_gpus()
         backend = "nccl" if device.type == "cuda" else "gloo"
         # Bind no device for a single rank, as DeepSpeed does: with a bound device NCCL splits off every later group at
         # once, which has failed for a single rank (deepspeedai/DeepSpeed#8248).
@@ -58,7 +56,7 @@ def own_device() -> torch.device:
                 hint="check nvidia-smi and the driver's version; to train on the CPU set CUDA_VISIBLE_DEVICES= (empty)",
             )
         return torch.device("cpu")
-    rank, ranks, gpus = *_place(), torch.cuda.device_count()
+    rank, ranks, gpus = int(os.environ.get("LOCAL_RANK", "0")), ranks_here() or 1, torch.cuda.device_count()
     if ranks > gpus:
         raise UsageError(
             f"{ranks} ranks need a GPU each, but {gpus} are visible here",
@@ -67,12 +65,27 @@ def own_device() -> torch.device:
     return torch.device("cuda", rank)
 
 
-def tell_of_idle_gpus() -> None:
-    rank, ranks, gpus = *_place(), torch.cuda.device_count()
-    if rank == 0 and ranks < gpus:
-        log.warning("%d GPUs are visible, but deepspeed.nproc_per_node uses %d: the others stay idle", gpus, ranks)
+def tell_of_ranks(config: DeepSpeedConfig, device: torch.device) -> None:
+    """Log how many ranks train and on what, and what of this machine they leave unused; on rank 0."""
+    here, gpus, total = ranks_here(), torch.cuda.device_count(), environment_world_size()
+    shown = f", {here} of them on this machine" if here is not None and here != total else ""
+    ranks = "1 rank trains" if total == 1 else f"{total} ranks train"
+    log.info("%s%s, on %s; ZeRO stage %d", ranks, shown, device.type, config.zero_stage)
+    if here is None:
+        return
+    if config.nproc_per_node not in (1, here):
+        log.warning(
+            "deepspeed.nproc_per_node is %d, and the launcher has started %d ranks here: that holds",
+            config.nproc_per_node,
+            here,
+        )
+    if device.type == "cuda" and here < gpus:
+        log.warning("%d GPUs are visible, and %d ranks train here: the others stay idle", gpus, here)
 
 
-def _place() -> tuple[int, int]:
-    """Return this rank's number on this machine, and the number of ranks here."""
-    return int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+def ranks_here() -> int | None:
+    """Return the number of ranks on this machine; None where the launcher does not say it."""
+    if environment_world_size() == 1:
+        return 1
+    named = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE")  # DeepSpeed's launcher
+    return int(named) if named and named.isdecimal() else None

@@ -25,6 +25,7 @@ from torch.distributed import DistError, TCPStore
 from ..errors import TrainerError
 from .launch import environment_rank, environment_world_size
 from .place import Place
+from .stop_signal import StopSignal
 
 log = logging.getLogger(__name__)
 
@@ -50,14 +51,16 @@ class Status(Protocol):
 
 class SilentRanks:
     """Use as a context manager around the run. Ends this process with status 1 when a rank stands still, which ends
-    the other ranks. Does nothing for a single rank. `connect` opens a connection of its own to the store.
+    the other ranks. Rank 0 stops when another rank was told to: a machine may be drained by itself. Does nothing for a
+    single rank. `connect` opens a connection of its own to the store.
     """
 
-    def __init__(self, status: Status, connect: Callable[[], TCPStore]):
-        self._status, self._connect = status, connect
+    def __init__(self, status: Status, stop: StopSignal, connect: Callable[[], TCPStore]):
+        self._status, self._stop, self._connect = status, stop, connect
         self._rank = environment_rank()
         self._reports: dict[int, bytes] = {}
-        """Rank → its newest report: its number, `Place`, the bound of its process, and problem.
+        """Rank → its newest report: its number, `Place`, the bound of its process, problem, and whether it was told to
+        stop.
 
         Empty when its run has ended.
         """
@@ -91,7 +94,7 @@ class SilentRanks:
             while not self._closed.is_set():
                 num_reports += 1
                 report = [num_reports, self._status.place(), self._status.process_bound_s(), self._status.problem()]
-                store.set(_key(self._rank), json.dumps(report))
+                store.set(_key(self._rank), json.dumps([*report, self._stop.requested]))
                 # A read of a report that is not there yet would wait for it.
                 present += [rank for rank in others if rank not in present and store.check([_key(rank)])]
                 read = store.multi_get([_key(rank) for rank in present])
@@ -115,7 +118,10 @@ class SilentRanks:
             silent_s = self._silent_s[rank] = self._silent_s.get(rank, 0.0) + PERIOD_S if same else 0.0
             if not report:
                 continue
-            _, (stage, step, _), bound_s, problem = json.loads(report)
+            _, (stage, step, _), bound_s, problem, is_told_to_stop = json.loads(report)
+            if is_told_to_stop and self._rank == 0 and not self._stop.requested:
+                log.info("rank %d was told to stop: all ranks stop, with a checkpoint", rank)
+                self._stop.ask()
             # The newest report may be of a load that is known to be over: rank 0 commands when all have joined.
             if self._rank == 0 or self._status.is_commanded:
                 bound_s = min(bound_s, self._status.process_bound_s())

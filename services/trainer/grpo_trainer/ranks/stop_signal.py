@@ -25,6 +25,7 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.requested = False
+        self._signalled = False
         self._interruptible = False
 
     def install(self) -> None:
@@ -36,18 +37,22 @@ class StopSignal:
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
 
-    def ignore(self) -> None:
-        """Ignore stops from now on: rank 0 gets the same signal, and decides for all ranks."""
+    def record_only(self) -> None:
+        """Only record stops from now on, in a rank that follows: rank 0 learns of them, and decides for all."""
         for number in STOP_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
+            signal.signal(number, lambda *_: self.ask())
+
+    def ask(self) -> None:
+        """Request a stop, as a signal does that comes while nothing is interruptible; in any thread."""
+        self.requested = True
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested and number == signal.SIGHUP:
+        if self._signalled and number == signal.SIGHUP:
             return  # both the shell and the kernel send it when a terminal closes
-        if self.requested:
+        if self._signalled:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        self.requested = True
+        self.requested = self._signalled = True
         if self._interruptible:
             raise StopRequested
 
