@@ -10,7 +10,7 @@ from tests.trainer.gloo_ranks import outcomes_of_two_ranks, outputs_of_two_ranks
 from grpo_trainer.errors import RunError
 from grpo_trainer.observe.run_status import RunStatus
 from grpo_trainer.ranks.crew import Crew
-from grpo_trainer.ranks.ranks import Ranks
+from grpo_trainer.ranks.ranks import Ranks, is_of_a_lost_rank, of_a_lost_rank
 
 PROGRAM = """
 import json
@@ -168,3 +168,14 @@ def test_alone_a_command_is_a_plain_call():
             crew.do("fail")
         with pytest.raises(ValueError, match="none of the commands"):
             crew.do("__init__")
+
+
+def test_a_collective_that_lost_its_peer_is_told_in_one_sentence():
+    """As DeepSpeed's all-reduce raises it, with sixty lines of frames around."""
+    text = "[/__w/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4298. This"
+    assert is_of_a_lost_rank(RuntimeError(text))
+    assert (
+        str(of_a_lost_rank(RuntimeError(text)).message)
+        == "another rank is gone or silent: Connection closed by peer [127.0.0.1]:4298"
+    )
+    assert not is_of_a_lost_rank(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))

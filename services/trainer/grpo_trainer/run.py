@@ -50,7 +50,7 @@ from .ranks.crew import Crew, follow
 from .ranks.launch import environment_rank, environment_world_size
 from .ranks.one_run import taken_over, told_of
 from .ranks.process_group import join_process_group, own_device, tell_of_ranks
-from .ranks.ranks import join_ranks
+from .ranks.ranks import is_of_a_lost_rank, join_ranks, of_a_lost_rank
 from .ranks.rendezvous import Rendezvous
 from .ranks.silent_ranks import SilentRanks
 from .ranks.stop_signal import StopRequested, StopSignal
@@ -85,8 +85,12 @@ def run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal)
     except torch.OutOfMemoryError as error:
         raise RunError(
             f"the memory of the GPU is full: {str(error).splitlines()[0]}",
-            hint="lower deepspeed.tokens_per_micro_batch, or see `Memory` in docs/trainer.md",
+            hint="lower deepspeed.tokens_per_micro_batch, or see `out of memory` in docs/trainer.md",
         ) from error
+    except RuntimeError as error:
+        if is_of_a_lost_rank(error):
+            raise of_a_lost_rank(error) from error
+        raise
     except StopRequested:
         log.info("stopped before a step was made")
         return 0

@@ -101,11 +101,21 @@ def _ranks_may_be_gone() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        reason = str(error).partition("\n")[0].rpartition("] ")[2].partition(". ")[0]
-        raise RunError(
-            f"another rank is gone or silent: {reason}",
-            hint="the rank that ended first says why in its log; go on with --resume",
-        ) from error
+        raise of_a_lost_rank(error) from error
+
+
+def is_of_a_lost_rank(error: RuntimeError) -> bool:
+    """Whether a collective, which an engine's library called, has failed because another rank is gone."""
+    return isinstance(error, dist.DistError) or "/gloo/transport/" in str(error)
+
+
+def of_a_lost_rank(error: RuntimeError) -> RunError:
+    """Return what is told of it in place of a library's frames."""
+    reason = str(error).partition("\n")[0].rpartition("] ")[2].partition(". ")[0]
+    return RunError(
+        f"another rank is gone or silent: {reason}",
+        hint="the rank that ended first says why in its log; go on with --resume",
+    )
 
 
 def _num_bytes(dtype: str, shape: Sequence[int]) -> int:
