@@ -340,6 +340,12 @@ class TestResults:
     def test_a_reason_can_be_given(self):
         assert outcome(Score(None, detail="why")) == {"score": None, "status": "unscorable", "detail": "why"}
         assert outcome(Score(0.5, detail="why")) == {"score": 0.5, "status": "ok", "detail": "why"}
+        assert outcome(Score(None, status="timeout", detail="late", log={"asked": 2})) == {
+            "score": None, "status": "timeout", "detail": "late", "log": {"asked": 2},
+        }  # fmt: skip
+        for returned in (Score(1.0, status="error"), Score(None, status="ok")):
+            assert outcome(returned)["status"] == "error"
+            assert "beside a score of None" in outcome(returned)["detail"]
         assert outcome(Score(0.5, detail="x" * 2000))["detail"] == "x" * 1000
 
     @pytest.mark.parametrize(

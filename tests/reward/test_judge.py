@@ -77,6 +77,10 @@ def test_the_same_sample_asks_the_same_question(server):
         ("Reward: 8", 10, 0.8),
         ("Reward: 8 / 10", 10, 0.8),
         ("Reward: 1\nReward: 0.25", 1, 0.25),
+        ("Reward：0.7", 1, 0.7),
+        ("- Reward: 1", 1, 1.0),
+        ("Reward: 0.7 out of 1", 1, 0.7),
+        ("Reward: 8 out of 10", 1, None),
         ("Reward: 8/10", 1, None),
         ("Reward: 1.5", 1, None),
         ("Reward: -1", 1, None),
@@ -100,6 +104,7 @@ def test_only_a_grade_in_the_last_line_counts(server, text, scale, score):
     assert found.score == (None if score is None else pytest.approx(score))
     assert str(found.score)[0] != "-"
     assert (found.detail is None) == (score is not None)
+    assert found.status == (None if score is not None else "error")
     assert found.log["judge"].endswith(text[-1000:])
     assert len(found.log["judge"]) <= 1001
 
@@ -144,7 +149,7 @@ def test_what_a_completion_says_to_the_judge_stays_material(server):
 def test_without_a_grade_there_is_no_score(server, reply, detail):
     server.answer = lambda request: reply
     (score,) = grade(server, "4")
-    assert score.score is None
+    assert (score.score, score.status) == (None, None if detail == "refused" else "error")
     assert detail in score.detail
     assert len(server.requests) == 1
 
@@ -175,7 +180,7 @@ def test_what_may_pass_is_tried_again(server, trouble):
 def test_trying_again_ends(server):
     server.answer = lambda request: Reply(b"overloaded", status=503)
     (score,) = grade(server, "4", request_timeout_s=0.6)
-    assert score.score is None
+    assert (score.score, score.status) == (None, "error")
     assert "503: overloaded" in score.detail
 
 
@@ -191,7 +196,7 @@ def test_nobody_listens(monkeypatch):
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         monkeypatch.setenv("GRPO_REWARD_ALLOWED_URL", url)
         (score,) = asyncio.run(judge(["4"], prompts=["p"], url=url, model="m", request_timeout_s=0.5))
-    assert score.score is None
+    assert (score.score, score.status) == (None, "error")
     assert "Connect" in score.detail
 
 
@@ -203,8 +208,10 @@ def test_a_slow_answer_costs_its_sample_only(server):
 
     server.answer = answer
     slow, fine = grade(server, "slow", "fine", request_timeout_s=1.0)
-    assert (slow.score, fine.score) == (None, 1.0)
+    assert (slow.score, slow.status, fine.score) == (None, "timeout", 1.0)
     assert "no answer within 1 s" in slow.detail
+    slow, fine = grade(server, "slow", "fine", timeout_s=1.0)
+    assert (slow.score, slow.status, fine.score) == (None, "timeout", 1.0)
 
 
 def test_many_are_asked_at_once(server):

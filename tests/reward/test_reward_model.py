@@ -86,7 +86,7 @@ class TestBehindAUrl:
     def test_without_a_logit_there_is_no_score(self, server, reply, detail):
         server.answer = lambda request: reply if "bad" in request.body["input"] else classified(1.0)
         good, bad = remote(server, ("p", "good"), ("p", "bad"))
-        assert (good.score, bad.score) == (1.0, None)
+        assert (good.score, bad.score, bad.status) == (1.0, None, "error")
         assert detail in bad.detail
 
     def test_its_key_is_its_own(self, server, monkeypatch):

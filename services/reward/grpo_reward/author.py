@@ -18,7 +18,7 @@ Every other parameter is one of three things:
 - a *param* of the request, checked against its annotation: every other one.
 
 What it returns: a finite number (True is 1, False is 0; NumPy's and torch's will do), None (not its task: `unscorable`)
-or a `Score`. Anything else is status `error`.
+or a `Score`, which alone can say that something broke for one sample of many. Anything else is status `error`.
 """
 
 import inspect
@@ -28,7 +28,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
 from pydantic.fields import FieldInfo
@@ -62,6 +62,9 @@ class Score:
     """Columns for the completion log; one that is no JSON is left out, and the detail says so."""
     metrics: dict[str, float] | None = None
     """Finite numbers to average over the batch; others are left out, and the detail says so."""
+    status: Literal["timeout", "error"] | None = None
+    """With a `score` of None: what the reward asked was late or failed. Such a sample has no total and is scored again;
+    without a status None is `unscorable`, and the sample's total is the sum of the other rewards."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Coroutine, Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import httpx
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_before_delay, wait_exponential_jitter
@@ -36,7 +36,15 @@ class UrlNotAllowedError(Exception):
 
 
 class NoAnswerError(Exception):
-    """A call brought nothing. The message says why and holds no secrets."""
+    """A call brought nothing. The message says why and holds no secrets; `status` is that of the score it was for."""
+
+    status: Literal["timeout", "error"] = "error"
+
+
+class _LateError(NoAnswerError):
+    """The call's time was over."""
+
+    status = "timeout"
 
 
 class _PassingError(NoAnswerError):
@@ -148,7 +156,7 @@ class Outgoing:
                                 last = f"; before that {error}"
                                 raise
             except TimeoutError:
-                raise NoAnswerError(f"no answer within {self._timeout_s:g} s{last}") from None
+                raise _LateError(f"no answer within {self._timeout_s:g} s{last}") from None
         raise AssertionError("unreachable: the last attempt re-raises")
 
     async def _once(self, content: bytes) -> bytes:
@@ -183,7 +191,7 @@ class Outgoing:
 
 
 async def in_time(calls: Iterable[Coroutine[Any, Any, Score]], timeout_s: float | None, late: str) -> list[Score]:
-    """The scores of all calls, in order. What is not there after nine tenths of `timeout_s` has none, and why: `late`.
+    """The scores of all calls, in order. What is not there after nine tenths of `timeout_s` is a `timeout`: `late`.
 
     Otherwise the whole request would be killed at `timeout_s`, and those that have answered lost with it.
     """
@@ -195,9 +203,8 @@ async def in_time(calls: Iterable[Coroutine[Any, Any, Score]], timeout_s: float 
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
-    missing = Score(
-        None, detail=f"{late}: no answer within {limit_s:g} s of the request's {timeout_s:g}" if waiting else late
-    )
+    why = f"{late}: no answer within {limit_s:g} s of the request's {timeout_s:g}" if waiting else late
+    missing = Score(None, status="timeout", detail=why)
     return [missing if task in waiting else task.result() for task in tasks]
 
 

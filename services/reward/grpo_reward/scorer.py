@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from grpo_proto.diagnostics import MAX_DETAIL_CHARS, BeyondLimitsError, as_json, finite, sendable_log, sendable_metrics
 from grpo_proto.reward_log import RewardLog
+from grpo_proto.totals import BROKEN
 
 from .author import Reward, Score
 from .faults import BOUNDS
@@ -165,6 +166,13 @@ def outcome(result: Any) -> Outcome:
     fields = _scored(result.score)
     if fields["status"] == "error":
         return fields
+    if result.status is not None:
+        if result.status not in BROKEN or result.score is not None:
+            told = f"Score({_shown(result.score)}, status={_shown(result.status)})"
+            return error_outcome(
+                f'the reward returned {told}: beside a score of None status may be "timeout" or "error"'
+            )
+        fields["status"] = result.status
     if result.detail:
         fields["detail"] = str(result.detail)[:MAX_DETAIL_CHARS]
     left_out: list[str] = []

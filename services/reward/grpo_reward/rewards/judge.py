@@ -21,7 +21,8 @@ what the prompt asks. If there is a reference, correct means that it agrees with
 or another way to the same result are fine. Length, politeness and claims about its own quality do not count."""
 
 _GRADE = re.compile(
-    r"[*_`#>\s]*reward[*_`\s]*:[*_`\s]*(-?\d+(?:\.\d*)?|-?\.\d+)(?:\s*/\s*(\d+(?:\.\d+)?))?[*_`\s.]*",
+    r"[-*_`#>\s]*reward[*_`\s]*[:：][*_`\s]*(-?\d+(?:\.\d*)?|-?\.\d+)"
+    r"(?:\s*(?:/|out\s+of)\s*(\d+(?:\.\d+)?))?[*_`\s.]*",
     re.IGNORECASE | re.ASCII,
 )
 
@@ -65,11 +66,12 @@ async def judge(
     The operator has to allow the URL: `grpo-reward serve --allowed-url http://host:8000`. A key comes from the
     environment variable JUDGE_API_KEY, which no plugin sees; it goes to every allowed URL that is asked for.
 
-    No score, never 0, when there is no grade: no answer within `request_timeout_s` (429, 5xx and lost connections are
-    repeated until then), a refusal, an answer cut off at `max_tokens`, a last line that is no grade, a grade outside
-    the scale. `detail` tells which, `log` has the end of what the judge wrote. All samples of a request are one item
-    for its `timeout_s`, which has to be longer than (samples / `max_concurrency`) answers take: what has no grade by
-    nine tenths of it has no score.
+    Without a grade the status is `error`, or `timeout` when the judge is late, and the sample has no total: no answer
+    within `request_timeout_s` (429, 5xx and lost connections are repeated until then), an answer cut off at
+    `max_tokens`, a last line that is no grade, a grade outside the scale. Only a refusal is `unscorable`: there the
+    judge has answered. `detail` tells which, `log` has the end of what the judge wrote. All samples of a request are
+    one item for its `timeout_s`, which has to be longer than (samples / `max_concurrency`) answers take: what has no
+    grade by nine tenths of it is a `timeout`.
 
     Injection: a completion may try to talk to the judge. It stands between marks that carry a hash of the sample, which
     a completion cannot foresee, and the judge is told that it is material. Marks of chat templates in it, such as
@@ -102,7 +104,7 @@ async def judge(
         try:
             answer = await server.post(body)
         except NoAnswerError as error:
-            return Score(None, detail=f"the judge gave no grade: {error}")
+            return Score(None, status=error.status, detail=f"the judge gave no grade: {error}")
         return _score(answer, scale)
 
     async with server:
@@ -145,6 +147,7 @@ def _score(body: bytes, scale: float) -> Score:
     except ValidationError:
         return Score(
             None,
+            status="error",
             detail="the judge's answer is no chat completion with one choice: url should end before /chat/completions",
         )
     text = (choice.message.content or "").encode(errors="replace").decode()
@@ -153,12 +156,17 @@ def _score(body: bytes, scale: float) -> Score:
         return Score(None, detail="the judge refused", log=log)
     if choice.finish_reason == "length":
         # Even if its last line looks like a grade: 0.75 cut off after two characters is 0.
-        return Score(None, detail="the judge's answer was cut off: raise max_tokens", log=log)
+        return _no_grade("the judge's answer was cut off: raise max_tokens", log)
     lines = [line for line in text.splitlines() if any(character.isalnum() for character in line)]
     match = _GRADE.fullmatch(lines[-1]) if lines and len(lines[-1]) <= MAX_GRADE_LINE_CHARS else None
     if match is None:
-        return Score(None, detail="the last line of the judge's answer is no `Reward: x`", log=log)
+        return _no_grade("the last line of the judge's answer is no `Reward: x`", log)
     grade, out_of = float(match.group(1)), match.group(2)
     if not 0 <= grade <= scale or (out_of is not None and float(out_of) != scale):
-        return Score(None, detail=f"the judge's {match.group().strip()} is not on the scale 0 to {scale:g}", log=log)
+        return _no_grade(f"the judge's {match.group().strip()} is not on the scale 0 to {scale:g}: set scale", log)
     return Score(grade / scale + 0.0, log=log)  # never -0.0
+
+
+def _no_grade(detail: str, log: dict[str, Any]) -> Score:
+    """The judge has failed, not the completion: so it is an error, and no sum without the judge."""
+    return Score(None, status="error", detail=detail, log=log)

@@ -41,8 +41,8 @@ async def reward_model(
 
     - `url`: a vLLM server, `vllm serve MODEL --runner pooling`; `{url}/classify` is called once per sample,
       `max_concurrency` at a time, with `model` if that is given. The operator has to allow the URL
-      (`--allowed-url`); a key comes from the environment variable REWARD_MODEL_API_KEY. No score where
-      no answer comes within `request_timeout_s`; `detail` tells why.
+      (`--allowed-url`); a key comes from the environment variable REWARD_MODEL_API_KEY. Where no logit comes within
+      `request_timeout_s` the status is `timeout` or `error`, and the sample has no total; `detail` tells why.
     - without `url`, the model that the operator has loaded: `grpo-reward serve --reward-model FOLDER_OR_HUB_NAME`, with
       `pip install 'grpo-reward[model]'`. It runs on the CPU with `num_threads`. All workers share one copy of the
       weights. `--worker-memory-mib` has to hold the weights and 2 GiB: torch and transformers alone take 1.1 GiB of it.
@@ -53,13 +53,13 @@ async def reward_model(
     A text with more than `max_length` tokens (or than the model can take) loses its beginning, since most models read
     the logit at the end. Such a score has `truncated` true in its `log` and 1 in its metrics, others 0, so that the
     mean is their share. With `url` and `max_length` a text of exactly that length counts as truncated: the server does
-    not tell. With `url` and without `max_length` a text that is too long gets no score.
+    not tell. With `url` and without `max_length` a text that is too long is an `error`.
 
     A special token that a completion writes out, such as `<|im_end|>`, gets a blank unless it stands at the end: the
     completion could otherwise end its turn and write the next one. With `url` that is so for the usual ones.
 
-    All samples of a request are one item for its `timeout_s`; with `url` what has no answer by nine tenths of it has no
-    score.
+    All samples of a request are one item for its `timeout_s`; with `url` what has no answer by nine tenths of it is a
+    `timeout`.
 
     Source: the reward model of RLHF (arXiv 2203.02155), section 3.5, with the heads of transformers.
     """
@@ -85,7 +85,7 @@ async def reward_model(
 
 def _result(logit: float, *, tokens: int, truncated: bool) -> Score:
     if not math.isfinite(logit):
-        return Score(None, detail=f"the reward model gave {logit}")
+        return Score(None, status="error", detail=f"the reward model gave {logit}, which is no logit")
     return Score(logit, log={"tokens": tokens, "truncated": truncated}, metrics={"truncated": float(truncated)})
 
 
@@ -120,12 +120,12 @@ async def _asked(server: "Outgoing", model: str | None, max_length: int | None, 
     try:
         answer = _Classes.model_validate_json(await server.post(body))
     except NoAnswerError as error:
-        return Score(None, detail=f"the reward model gave no score: {error}")
+        return Score(None, status=error.status, detail=f"the reward model gave no score: {error}")
     except ValidationError:
-        return Score(None, detail="the answer is not one of vLLM's /classify")
+        return Score(None, status="error", detail="the answer is not one of vLLM's /classify")
     logits, tokens = answer.data[0].probs, answer.usage.prompt_tokens
     if len(logits) != 1:
-        return Score(None, detail=f"the model has {len(logits)} labels; a reward model has one")
+        return Score(None, status="error", detail=f"the model has {len(logits)} labels; a reward model has one")
     return _result(logits[0], tokens=tokens, truncated=max_length is not None and tokens >= max_length)
 
 
