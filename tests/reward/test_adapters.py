@@ -162,13 +162,14 @@ class TestNeMoGym:
         row["responses_create_params"]["instructions"] = "Be short."
         turns = [
             row["response"]["output"][1],
-            {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"},
+            {"type": "function_call", "name": "f", "arguments": '{"x": 1}', "call_id": "c"},
         ]
         last = turns[0] | {"content": [{"type": "output_text", "text": "two", "annotations": []}]}
         row["response"]["output"] = [*turns, last]
         await gym.post("/verify?rewards=typed", row)
         sample = gym.executor.chunks[-1].samples[0]
-        assert sample["completion"] == "one\ntwo"
+        call = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
+        assert sample["completion"] == f"one\n{call}\ntwo"
         assert [(message["role"], message["content"]) for message in sample["prompt"]] == [
             ("system", "Be short."),
             ("user", "What?"),

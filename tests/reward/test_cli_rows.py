@@ -57,6 +57,27 @@ def test_of_messages_counts_what_the_assistant_says(tmp_path):
     assert one(tmp_path, {"completion": said}).sample.completion == "a\nc"
 
 
+CALL = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("message", "written"),
+    [
+        ({"reasoning_content": "t\n", "content": "a"}, "<think>\nt\n</think>\n\na"),
+        ({"reasoning": "t", "content": None}, "<think>\nt\n</think>\n\n"),
+        ({"thinking": "t", "content": [{"type": "text", "text": "a"}]}, "<think>\nt\n</think>\n\na"),
+        ({"reasoning_content": None, "content": "a", "tool_calls": None}, "a"),
+        ({"content": "a", "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]}, f"a\n{CALL}"),
+        ({"content": "", "tool_calls": [{"function": {"name": "f", "arguments": '{"x": 1}'}}] * 2}, f"{CALL}\n{CALL}"),
+        ({"content": "", "tool_calls": [{"name": "f", "arguments": {"x": 1}}]}, CALL),
+        ({"content": "", "tool_calls": [{"function": {"name": "f", "arguments": ""}}]}, CALL.replace('{"x": 1}', "{}")),
+        ({"tool_calls": [{"function": {"name": "f", "arguments": "}"}}]}, CALL.replace('{"x": 1}', '"}"')),
+    ],
+)  # fmt: skip
+def test_a_message_that_was_taken_apart_is_put_together(tmp_path, message, written):
+    assert one(tmp_path, {"completion": [{"role": "assistant", **message}]}).sample.completion == written
+
+
 def test_messages_of_a_prompt_may_have_parts_or_no_content(tmp_path):
     prompt = [
         {"role": "user", "content": [{"type": "text", "text": "Hi"}]},

@@ -95,7 +95,14 @@ class TestTrl:
             [{"role": "assistant", "reasoning_content": COUNTDOWN}],
         ]
         columns = {"nums": [[44, 19, 35]] * 8, "target": [98] * 8}
-        assert RemoteReward(url, "countdown")(completions, **columns) == [1.0] * 5 + [0.0] * 3
+        assert RemoteReward(url, "countdown")(completions, **columns) == [1.0] * 5 + [0.0, 0.0, 1.0]
+
+    def test_what_a_parser_took_out_of_a_message_counts(self, url):
+        call = {"name": "f", "arguments": {"x": 1}}
+        said = [{"role": "assistant", "reasoning_content": "I call.", "content": "<answer>1</answer>"}]
+        called = [said[0] | {"content": "", "tool_calls": [{"type": "function", "function": call}]}]
+        assert RemoteReward(url, "format")([said, called]) == [1.0, 0.0]
+        assert RemoteReward(url, "tool_call")([said, called], tool_calls=[[call]] * 2) == [0.0, 1.0]
 
     def test_columns_as_deep_as_the_server_reads_them(self, url):
         value: Any = 1

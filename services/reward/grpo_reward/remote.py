@@ -103,7 +103,7 @@ class RemoteReward:
     ) -> list[float | None]:
         """As TRL and ms-swift call a reward function: S completions in, S scores out.
 
-        Completions are texts or lists of messages; of those what the assistant says counts. Prompts, token ids and
+        Completions are texts or lists of messages; of those what the assistant writes counts. Prompts, token ids and
         every column have S values.
         What the reward logs goes to `log_extra` and `log_metric` as NAME/KEY.
         """

@@ -4,15 +4,15 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .text import assistant_text
+from .text import REASONING, assistant_text
 
 A_COMPLETION = "a completion is a text or a list of messages with role and content, one of them the assistant's"
-BESIDE_CONTENT = {"tool_calls", "reasoning_content", "thinking"}
+BESIDE_CONTENT = {"tool_calls", *REASONING}
 """With one of these a message of the assistant may have no content."""
 
 
 def completion_text(completion: Any, where: str) -> str:
-    """What the assistant says. Raises TypeError for another shape: read as messages it says nothing, and scores 0."""
+    """What the assistant writes. Raises TypeError for another shape: read as messages it says nothing, and scores 0."""
     if isinstance(completion, str):
         return completion
     if isinstance(completion, bytes | Mapping) or not isinstance(completion, Iterable):

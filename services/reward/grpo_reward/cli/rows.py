@@ -2,7 +2,7 @@
 
 What a line means:
 
-- `completion` (text, or messages, of which counts what the assistant says), and if they are there `prompt` (text or
+- `completion` (text, or messages, of which counts what the assistant writes), and if they are there `prompt` (text or
   messages), `completion_token_ids`, `truncated`, `step` and `id` are the sample;
 - `rewards`, `total` and `group` are what an earlier scoring said, and which samples belong together;
 - with an object `columns` its entries are the columns, and nothing else is; without it every other key is a column.
