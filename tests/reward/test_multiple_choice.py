@@ -56,6 +56,23 @@ CHOSEN = [
     ("The answer is B.\n\nNote that an answer of C would need more heat.", "B"), ("B seems to be the answer", "B"),
     ("The answer is B. A common wrong answer is C.", "B"), ("The answer is (B) because A and C are wrong.", "B"),
     ("The answer is (B), since (A), (C), and (D) are all incorrect.", "B"), ("The answer is B and C is wrong", "B"),
+    ("The correct answer is (D) I and II.", "D"), ("The answer is (D) I and III only", "D"),
+    ("The answer is **(D) both I and II**.", "D"), ("The answer is (B) Hepatitis C.", "B"),
+    ("The answer is B) Hepatitis C", "B"), ("The answer is **B) Vitamin C**", "B"),
+    ("The answer is B, Vitamin C.", "B"),
+    ("The answer is option B: Vitamin C", "B"), ("The answer is B - Vitamin C", "B"),
+    ("The answer is B (Vitamin C).", "B"), ("The answer is B) Type O blood", "B"), ("The answer is (A) 37°C", "A"),
+    ("The answer is (A) E. coli", "A"), ("The correct option: (A) John F. Kennedy", "A"), ("Answer: (A) X > Y", "A"),
+    ("The answer is therefore (A) Company X will win.", "A"), ("答案是(A) point P is inside.", "A"),
+    ("The answer is (A) because (B) is a metal.", "A"), ("The answer is (A), as (B) and (C) are metals.", "A"),
+    ("<answer>D) Both A) and B)</answer>", "D"), ("D. All of the above (A, B and C)", "D"),
+    ("(A) looks right, but the answer is (B) Vitamin C", "B"), ("The answer is B, I think", "B"),
+    ("B\n\nExplanation: Vitamin C dissolves in water.", "B"), ("**B**\n\nThat is why Vitamin C dissolves.", "B"),
+    ("B\n\nNo, the answer is C.", "C"), ("A\nB\nC", "C"), ("The answer is (A) or B", None),
+    ("The answer is (A), (B) and (C)", None), ("The answer is B, C", None), ("The answer is (B) and (C)", None),
+    ("The answer is (B) Paris or (C) Rome", None), ("The answer is option A or option B", None),
+    ("The answer is B (or C)", None), ("The answer is (A) Rome, no, the answer is (B) Paris", None),
+    ("The answer to part (a) is (B) x", None),
     ("The answer is A and C, B is wrong", None), ("The answer is A and C because B and D are wrong", None),
 ]  # fmt: skip
 
@@ -68,7 +85,18 @@ def test_which_letter_is_chosen(text: str, letter: str | None):
 
 @pytest.mark.parametrize(
     "solution",
-    ["Paris", "", "A good one", "A, C", "B and C", "AC", "D-Day", "E = mc^2", "B. Paris\nC. Rome"],
+    [
+        "Paris",
+        "",
+        "A good one",
+        "A, C",
+        "B and C",
+        "AC",
+        "D-Day",
+        "E = mc^2",
+        "B. Paris\nC. Rome",
+        "B) Paris or C) Rome",
+    ],
 )
 def test_without_a_gold_letter_it_is_unscorable(solution: str):
     assert multiple_choice("<answer>B</answer>", solution=solution).score is None

@@ -34,11 +34,24 @@ _DENIED_BEHIND = re.compile(
     rf"|[)\]]?(?:(?:,|,?\s+(?:and|or))\s+[(\[]?[a-z](?![a-z])[)\]]?){{1,8}}\s+are(?:\s+both|\s+all)?\s+{_FALSE}",
     re.I,
 )
-_CUE = re.compile(
+_ANSWER = (
     r"(?<!\ban )(?<!\bother )(?<!\bwrong )(?<!\bincorrect )(?<!\btempting )\banswer\b"
-    rf"|\b(?:correct|right|best)\s+(?:option|choice|one|letter)\b|答案|故选|정답|^(?:no\b|{_CORRECTION})",
-    re.I,
+    r"|\b(?:correct|right|best)\s+(?:option|choice|one|letter)\b|答案|故选|정답"
 )
+_CUE = re.compile(rf"{_ANSWER}|^(?:no\b|{_CORRECTION})", re.I)
+_ANNOUNCED = re.compile(
+    rf"(?i:{_ANSWER})(?:(?!\b[A-Z]\b)[^()\n]){{0,60}}?(?:\b(?:is|was|be)\b|[:是为])[\s:]*"
+    r"(?:(?:therefore|thus|hence|clearly|definitely|indeed|most|likely|probably|then|the|letter)\b\s*){0,4}"
+    r"(?:(?i:option|choice)[\s:]+[(\[]?\s?([A-Za-z])\b(?![/&'’])|[(\[]\s?([A-Za-z])\s?[)\]]|([A-Za-z])(?=\))"
+    r"|([A-Z])(?=[,:]|\.(?!\w)|\s[-–—]\s|\s\([^)]{2}|\s*$))"
+)
+"""A label behind what announces it. Capitals behind it are the option's text: `(D) I and II`, `B, Vitamin C`."""
+_JOINT = re.compile(
+    r"[)\].:]?[\s,;/&(]*(?:(?:and|or|no|but|rather|actually)\b[\s,]*){0,3}(?:(?:option|choice)\s+)?", re.I
+)
+"""Between a label and another letter that is chosen beside it."""
+_OR = re.compile(r"\bor\s+(?:(?:it\s+)?is\s+)?(?:(?:option|choice)\s+)?$", re.I)
+_ALONE = re.compile(r"[(\[]?\s?[A-Z]\s?[)\].:]{0,2}")
 _HEADING = re.compile(
     r"[\W_]*(?:(?:so|thus|therefore|hence|then|the|my|final|correct|right|best)\b[\W_]*)*"
     r"(?:answer|(?:correct|right|best)\s+(?:option|choice|one|letter)|答案|정답)(?:\s+is)?[\W_]*",
@@ -62,13 +75,16 @@ def multiple_choice(completion: str, *, solution: str, prefix: str = "", truncat
 
     What decides there: the last statement (line, sentence, or what begins with "wait", "but" or the like) that names a
     letter. Without tag and box it is the last one that speaks of the answer ("the answer is B", "correct option: B",
-    `答案`; not "a wrong answer" or "an answer"), and if none does, the last line. A heading (`### Final Answer`, "The
+    `答案`; not "a wrong answer" or "an answer"), and if none does, a first line that is only a letter, else the last
+    line. A heading (`### Final Answer`, "The
     answer is") and the line below it are one statement, but for a list of options. Two letters in that statement are no
     choice.
 
     What is a letter: `(B)`, `[B]`, `B)`, `**B**`, and a capital that stands alone, but not in a formula. A and I before
     a word in lower case are words. A statement that begins with a letter and a mark (`B. Vitamin C`, `B) x`, `B: x`, `B
-    - x`) names that one, and others only where they are marked, too. `b` counts where it is marked or all there is.
+    - x`) names that one, as does one that announces it ("the answer is (D) I and II", "is B, Vitamin C", "is option
+    B"). Other letters in it are the option's text, unless they stand right beside it (`(A), (B)`, "(A) or B") or are
+    marked behind an "or" (`B) Paris or C) Rome`). `b` counts where it is marked or all there is.
     "not B", "B is wrong", "B and C are wrong" and "B might look right" name nothing. Of a text without `<answer>` the
     last 20,000 characters are read; an `<answer>` that is longer is no choice.
 
@@ -111,7 +127,11 @@ def _chosen(completion: str, truncated: bool | None) -> str | None:
         return None
     statements = _statements(_plain(unboxed(text)))
     if block is None:
-        statements = [statement for statement in statements if _CUE.search(statement)] or statements[-1:]
+        begins = len(text) <= MAX_CHARS and bool(statements) and _ALONE.fullmatch(statements[0]) is not None
+        first = statements[:1] if begins else []
+        cued = [statement for statement in statements if _CUE.search(statement)]
+        is_list = bool(statements) and _ALONE.fullmatch(statements[-1]) is not None
+        statements = [*first, *cued] if cued or (first and not is_list) else statements[-1:]
     return _last_named(statements)
 
 
@@ -154,15 +174,25 @@ def _last_named(statements: list[str]) -> str | None:
 
 def _named(statement: str) -> set[str]:
     """The letters that a statement names."""
-    label = _LABEL.match(statement)
-    named = set()
-    if label and not _DENIED_BEHIND.match(statement, label.end()):
-        named.add(next(filter(None, label.groups())).upper())
-    for found in _LETTER.finditer(statement, label.end() if label else 0):
+    labels = list(_ANNOUNCED.finditer(statement)) or [found for found in [_LABEL.match(statement)] if found]
+    kept = [label for label in labels if not _DENIED_BEHIND.match(statement, label.end())]
+    named = {next(filter(None, label.groups())).upper() for label in kept}
+    end = labels[-1].end() if labels else 0
+    for found in _LETTER.finditer(statement, end):
         bare = found["bare"]
-        if bare and (label or (bare in "AI" and _WORD_BEHIND.match(statement, found.end()))):
+        if bare and bare in "AI" and _WORD_BEHIND.match(statement, found.end()):
             continue
         before = statement[max(0, found.start() - 20) : found.start()]
+        is_text = bool(bare) or (bool(kept) and not _OR.search(before))
+        if labels and is_text and not _is_beside(statement[end : found.start()], bool(bare)):
+            continue
         if not _DENIED_BEFORE.search(before) and not _DENIED_BEHIND.match(statement, found.end()):
             named.add(found.group().strip("()[] ").upper())
     return named
+
+
+def _is_beside(between: str, bare: bool) -> bool:
+    """Whether a letter behind `between` is chosen beside the label; a bare one only with a comma or a word between."""
+    if len(between) > 20 or not _JOINT.fullmatch(between):
+        return False
+    return not bare or re.search(r"[,;/&\w]", between) is not None
