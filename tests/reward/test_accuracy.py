@@ -210,6 +210,25 @@ def test_what_is_written_in_another_way_is_the_same(gold: str, answer: str, expe
         assert accuracy(f"so it is \\boxed{{{answer}}}.", solution=gold).score == expected
 
 
+IMAGINARY = [
+    (r"3+2\sqrt{2}i", r"3+2i\sqrt{2}", 1.0), (r"\frac{2i}{3}", r"\frac{2}{3}i", 1.0), ("2+2i", "2(1+i)", 1.0),
+    (r"\frac{1}{5}+\frac{2}{5}i", r"\frac{1+2i}{5}", 1.0), (r"\frac12+\frac12 i", "0.5+0.5i", 1.0),
+    ("1.5i", r"\frac{3}{2}i", 1.0), (r"\pm 2\sqrt{3}i", r"2i\sqrt{3}, -2i\sqrt{3}", 1.0), ("-i", "-1i", 1.0),
+    ("-i", r"\frac{1}{i}", 1.0), ("5", "(2+i)(2-i)", 1.0), (r"\frac{1}{1+i}", r"\frac{1-i}{2}", 1.0),
+    ("i", r"\sqrt{-1}", 1.0), (r"\sqrt{-4}", "2i", 1.0), (r"e^{i\pi}", "-1", 1.0),
+    (r"a+2\sqrt{2}bi", r"a+2bi\sqrt{2}", 1.0),
+    ("3+2i", "3-2i", 0.0), ("i", "-i", 0.0), ("2i", "2", 0.0), ("i", "1", 0.0), (r"\frac{2i}{3}", r"\frac{3}{2}i", 0.0),
+    (r"e^{i\pi}", "1", 0.0), (r"2\sqrt{2}i", r"3i\sqrt{2}", 0.0), ("1.5i", r"\frac{2}{3}i", 0.0),
+    (r"\sum_{i=1}^{n} i", r"\sum_{i=1}^{n} 1", 0.0), ("i=3", "3", 1.0), ("i=3", "i=4", 0.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "other", "expected"), IMAGINARY)
+def test_every_spelling_of_the_imaginary_unit_is_the_same(one: str, other: str, expected: float):
+    for gold, answer in ((one, other), (other, one)):
+        assert accuracy(f"<answer>{answer}</answer>", solution=gold).score == expected, answer
+
+
 def test_agrees_with_math_verify():
     golds = [
         "$42$",

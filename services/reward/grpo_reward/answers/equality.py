@@ -5,7 +5,8 @@ from itertools import product
 from typing import Any
 
 from math_verify import verify
-from sympy import Add, Eq, Expr, Integer, Mul, Pow, Rational, Symbol, perfect_power, solve
+from sympy import Add, Basic, Eq, Expr, I, Integer, Mul, Pow, Rational, Symbol, perfect_power, solve
+from sympy.core.relational import Relational
 
 from .exact import differ, difference, has_no_value, is_costly, is_vast
 from .labels import spellings
@@ -45,6 +46,7 @@ def equal(gold: Any, answer: Any) -> bool:
         return bool(
             gold == answer or (isinstance(gold, Expr) and isinstance(answer, Expr) and difference(gold, answer) == 0)
         )
+    gold, answer = _with_the_same_symbols(gold, answer)
     different = differ(gold, answer)
     if different:
         return False
@@ -59,6 +61,24 @@ def equal(gold: Any, answer: Any) -> bool:
         if not _has_solutions(gold):
             gold, answer = gold.lhs - gold.rhs, answer.lhs - answer.rhs
     return _attempt(lambda: verify(gold, answer, timeout_seconds=None, raise_on_error=True), default=False)
+
+
+def _with_the_same_symbols(gold: Any, answer: Any) -> tuple[Any, Any]:
+    """One symbol for each name, and the imaginary unit for `i` where it is the only one on both sides.
+
+    The parser makes a real symbol of the `i` in `2\\sqrt{3}i` and one that is not real of the `i` in `2i`.
+    """
+    if not (isinstance(gold, Basic) and isinstance(answer, Basic)) or is_costly(gold) or is_costly(answer):
+        return gold, answer
+    free = {symbol for side in (gold, answer) for symbol in side.free_symbols if isinstance(symbol, Symbol)}
+    names = {symbol.name for symbol in free}
+    if names == {"i"} and not (isinstance(gold, Relational) or isinstance(answer, Relational)):
+        same = dict.fromkeys(free, I)
+    elif len(names) < len(free):
+        same = {symbol: Symbol(symbol.name, real=True) for symbol in free}
+    else:
+        return gold, answer
+    return gold.xreplace(same), answer.xreplace(same)
 
 
 def _has_solutions(relation: Eq) -> bool:
