@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import json
+import pickle
 import pkgutil
 from pathlib import Path
 
@@ -24,7 +25,14 @@ from grpo_proto import (
     error_class,
 )
 from grpo_proto.fingerprint import chat_template_fingerprint, tokenizer_fingerprint
-from grpo_proto.messages.errors import ConflictError, DataError, FatalError, InfrastructureError
+from grpo_proto.messages.errors import (
+    ConflictError,
+    DataError,
+    ErrorDetail,
+    FatalError,
+    InfrastructureError,
+    ServiceError,
+)
 
 from .messages import EXAMPLES, VARIANTS
 
@@ -248,3 +256,13 @@ def test_fingerprints_tell_vocabularies_and_templates_apart():
                 tokenizer_fingerprint({"a": 0, "b": 1}, eos_token_id=None)}) == 3  # fmt: skip
     assert chat_template_fingerprint(None) is None
     assert chat_template_fingerprint("a") != chat_template_fingerprint("b")
+
+
+@pytest.mark.parametrize("kind", [ServiceError, InfrastructureError, DataError, ConflictError, FatalError])
+def test_an_error_comes_out_of_another_process_as_it_is(kind: type[ServiceError]):
+    error = kind(
+        ErrorDetail(type="busy", message="full", hint="wait"), url="http://a/v1", status=429, retry_after_s=2.0
+    )
+    error.add_note("of sample 3")
+    found = pickle.loads(pickle.dumps(error))  # noqa: S301
+    assert (type(found), str(found), vars(found)) == (kind, str(error), vars(error))

@@ -7,6 +7,9 @@ ServiceError
 └── FatalError            credentials, protocol or configuration are wrong: stop and report it
 """
 
+from functools import partial
+from typing import Any
+
 from pydantic import Field
 
 from .base import Response
@@ -33,6 +36,12 @@ class ServiceError(Exception):
         answer = f"{status} " if status is not None else ""
         hint = f" ({detail.hint})" if detail.hint else ""
         super().__init__(f"{url}: {answer}{detail.type}: {detail.message}{hint}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle with the arguments of `__init__`: an exception's own way has only its text, and a pool of processes or
+        Ray, which bring it to their caller, would break at it."""
+        make = partial(type(self), url=self.url, status=self.status, retry_after_s=self.retry_after_s)
+        return make, (self.detail,), self.__dict__
 
 
 class InfrastructureError(ServiceError):
