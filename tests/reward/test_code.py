@@ -124,6 +124,24 @@ def test_which_test_is_none_is_told_and_what_one_may_be(test: object):
         assert result["detail"].endswith(told)
 
 
+@pytest.mark.parametrize("more", [{"fn_name": "add"}, {"testtype": "functional"}, {"type": "function_call"}])
+def test_a_call_of_a_function_is_no_test_of_standard_input(more: dict):
+    key, value = next(iter(more.items()))
+    test = {"input": "1\n2", "output": "3", **more}
+    for tests in ([test], json.dumps([test])):
+        sample = {"completion": fenced(ADD), "columns": {"tests": tests}}
+        result = score_sample(code.__reward__, checked_params(code.__reward__, {}), sample, None)
+        assert result["status"] == "error"
+        assert f"tests[0] has {key} '{value}'" in result["detail"]
+        assert "assert add(1, 2) == 3" in result["detail"]
+
+
+@pytest.mark.parametrize("more", [{"testtype": "stdin"}, {"type": "stdin_stdout", "fn_name": None}])
+def test_what_says_that_it_is_of_standard_input_is(more: dict):
+    tests = json.dumps([{"input": "7", "output": "7", **more}])
+    assert code(fenced("print(input())"), tests=tests).score == 1.0
+
+
 def test_a_column_that_is_no_list_is_told():
     sample = {"completion": fenced(ADD), "columns": {"tests": 5}}
     result = score_sample(code.__reward__, checked_params(code.__reward__, {}), sample, None)

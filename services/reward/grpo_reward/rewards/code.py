@@ -19,6 +19,10 @@ MAX_VALUE_CHARS = 10_000
 _PYTHON = re.compile("python|py")
 
 
+_OF_STANDARD_INPUT = (None, "stdin", "stdin_stdout", "standard_input")
+"""What data sets write under `testtype` or `type` of a test that is one of standard input."""
+
+
 class Example(BaseModel):
     """What a program reads from standard input, and what it has to write."""
 
@@ -39,11 +43,25 @@ def _listed(tests: Any) -> Any:
 def _test(place: int, test: Any) -> Example | str:
     if isinstance(test, str):
         return test
+    if isinstance(test, dict):
+        _refuse_calls(place, test)
     try:
         return Example.model_validate(test)
     except ValidationError:
         told = "tests[{place}] is {test}: a test is a text with asserts, or an object with the texts input and output"
         raise PydanticCustomError("test", told, {"place": place, "test": reprlib.repr(test)}) from None
+
+
+def _refuse_calls(place: int, test: dict[Any, Any]) -> None:
+    """Refuse a test that calls a function, as LiveCodeBench and open-r1 have: on standard input it would pay 0."""
+    key = next((key for key in ("testtype", "type") if test.get(key) not in _OF_STANDARD_INPUT), None)
+    key = "fn_name" if test.get("fn_name") is not None else key
+    if key is not None:
+        told = (
+            "tests[{place}] has {key} {value}: input and output are those of a program, on standard input and output; "
+            "write a call of a function as a text such as assert add(1, 2) == 3"
+        )
+        raise PydanticCustomError("test", told, {"place": place, "key": key, "value": reprlib.repr(test[key])})
 
 
 @reward(columns=["tests", "entry_point"])
@@ -68,7 +86,8 @@ def code(
     end of lines and of the text ignored; only `\\n` ends a line; a program that raises or exits with an error has
     failed, and so has one whose output is no UTF-8), or text of Python such as `assert add(1, 2) == 3`, run after the
     program, which it may import as `solution` and whose own `if __name__ == "__main__":` does not run then. `tests` may
-    be JSON text of the list.
+    be JSON text of the list. An object that is a call of a function (`fn_name`, or a `testtype` or `type` other than
+    `stdin` and `stdin_stdout`) is an error of the sample: write it as such a text.
 
     `def test_…()`, a class of such methods and a `unittest.TestCase` are called, and so is HumanEval's
     `check(candidate)`, with the function that the column `entry_point` names. A text in which nothing can fail is an
