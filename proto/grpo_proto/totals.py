@@ -9,6 +9,8 @@ from .messages.reward import RewardScore, RewardSpec, ScoreRequest, ScoreRespons
 
 BROKEN = ("timeout", "error")
 """Statuses without an answer: something broke."""
+COLUMN_FAULT = "column "
+"""Begins the detail of an `error` for a column whose value the reward does not take: each repeat meets it again."""
 PAUSES_S = (0.0, 1.0, 4.0)
 """Pauses before the retries. There are three: a completion that breaks a reward every time must not delay a step by all
 of `retry_for_s`."""
@@ -39,6 +41,11 @@ def missing_because(rewards: Sequence[RewardSpec], scores: Mapping[str, RewardSc
     return None
 
 
+def may_pass(score: RewardScore) -> bool:
+    """Whether the reward broke and may have a score the next time: not for a fault of the sample's columns."""
+    return score.status in BROKEN and not (score.detail or "").startswith(COLUMN_FAULT)
+
+
 async def score_broken_again(
     request: ScoreRequest,
     response: ScoreResponse,
@@ -47,6 +54,8 @@ async def score_broken_again(
     retry_for_s: float,
 ) -> ScoreResponse:
     """Retry the rewards with a weight that ended in `timeout` or `error`; return the response with the new scores.
+
+    Not those that a value of a column broke, which every repeat would meet again.
 
     Sends each such reward alone, with its broken samples only. (A reward that compares the samples of a request breaks
     for all of them.) Retries at most three times, and starts none after `retry_for_s`. Raises what `score` raises.
@@ -57,8 +66,7 @@ async def score_broken_again(
         broken = {
             number: positions
             for number, spec in enumerate(request.rewards)
-            if spec.weight
-            and (positions := [at for at, scores in enumerate(found) if scores[spec.name].status in BROKEN])
+            if spec.weight and (positions := [at for at, scores in enumerate(found) if may_pass(scores[spec.name])])
         }
         if not broken or time.monotonic() + pause_s >= until_s:
             break

@@ -105,3 +105,13 @@ async def test_without_time_for_it_nothing_is_scored_again(no_pauses):
     server = scores_that_break()
     first = await server.score(REQUEST)
     assert await score_broken_again(REQUEST, first, server.score, retry_for_s=0.0) == first
+
+
+async def test_a_value_of_a_column_that_no_repeat_mends_is_not_scored_again(no_pauses):
+    request = REQUEST.model_copy(update={"samples": REQUEST.samples[3:]})
+    server = scores_that_break()
+    first = await server.score(request)
+    wrong = RewardScore(score=None, status="error", detail="column solution: Input should be a valid string, not 3")
+    first.results[0].rewards["right"] = wrong
+    assert (await score_broken_again(request, first, server.score, retry_for_s=60.0)).results == first.results
+    assert len(server.asked) == 1

@@ -249,6 +249,28 @@ async def test_a_number_in_place_of_a_text_is_refused_at_once(server: Server, pa
     assert hint.startswith('send it as text: "1')
 
 
+@pytest.mark.parametrize(("label", "kind"), [(["3", "4"], "a list"), ({"solution": {"x": 1}}, "an object")])
+async def test_so_is_anything_else_than_text(server: Server, label: object, kind: str):
+    body = {"response": "<answer>1</answer>", "label": label}
+    _, message, hint = error_of(await server.post("/rm?rewards=accuracy", body))
+    assert message == f"the label of samples[0] fills the column solution with {kind}, and it is text"
+    assert hint.startswith('send it as text: "')
+
+
+async def test_a_boolean_is_the_text_that_it_was(server: Server):
+    for label in (True, {"solution": True}):
+        body = {"response": "<answer>true</answer>", "label": label}
+        assert (await server.post("/rm?rewards=accuracy", body)).json() == 1.0
+
+
+async def test_a_column_that_no_repeat_mends_is_asked_once_and_not_to_be_tried_again(server: Server):
+    response = await server.post("/rm?rewards=tool_call", {"response": "r", "label": {"tool_calls": 5}})
+    kind, message, hint = error_of(response)
+    assert (response.status_code, kind, hint) == (422, "no_score", "send the column as the reward takes it")
+    assert "tool_call is error (column tool_calls" in message
+    assert len(server.executor.chunks) == 1
+
+
 @pytest.mark.parametrize("deep", ["text", "label", "field"])
 async def test_columns_that_no_worker_could_read_are_error_of(server, deep):
     """What is deeper than a worker can read would be an error of all that came to it together."""

@@ -155,6 +155,9 @@ class TestTrl:
         """As of a column of the wrong type: the trainer would train on what is left."""
         monkeypatch.setattr("grpo_proto.totals.PAUSES_S", (0.0,))
         reward = RemoteReward(url, "accuracy", unscorable=unscorable)
+        for solution in ([3, 3], np.array([3, 3]), [["3"], ["3"]]):
+            with pytest.raises(NoScoreError, match=r"and would again: error, column solution: .*Value\(\"string\"\)"):
+                reward([COUNTDOWN] * 2, solution=solution)
         with pytest.raises(NoScoreError, match=r"accuracy broke for 1 of 2 samples, .*: error, column solution: "):
             reward([COUNTDOWN] * 2, solution=["98", 1])
         late = RemoteReward(url, "misbehave", unscorable=unscorable, timeout_s=0.3)

@@ -179,7 +179,7 @@ class RemoteReward:
 
     def _score(self, samples: list[dict[str, Any]], step: int | None) -> list["RewardScore"]:
         from grpo_proto import ScoreRequest
-        from grpo_proto.totals import BROKEN
+        from grpo_proto.totals import BROKEN, may_pass
 
         limits = {"timeout_s": self.timeout_s, "deadline_s": self.deadline_s}
         request = ScoreRequest.model_validate(
@@ -189,9 +189,13 @@ class RemoteReward:
         link = _link(self.url, self._token)
         results = [result.rewards[self.reward] for result in link.call(self._answer(link, request)).results]
         if broken := [result for result in results if result.status in BROKEN]:
+            again, hint = "three times more", ""
+            if not any(map(may_pass, broken)):
+                again = "and would again"
+                hint = ': give the column as the reward takes it; text by cast_column(NAME, Value("string")) or str()'
             raise NoScoreError(
-                f"{self.reward} broke for {len(broken)} of {len(results)} samples, three times more: "
-                f"{broken[0].status}, {_detail(broken)}"
+                f"{self.reward} broke for {len(broken)} of {len(results)} samples, {again}: "
+                f"{broken[0].status}, {_detail(broken)}{hint}"
             )
         return results
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from grpo_proto.diagnostics import MAX_DETAIL_CHARS, BeyondLimitsError, as_json, finite, sendable_log, sendable_metrics
 from grpo_proto.reward_log import RewardLog
-from grpo_proto.totals import BROKEN
+from grpo_proto.totals import BROKEN, COLUMN_FAULT
 
 from .author import Reward, Score
 from .faults import BOUNDS
@@ -60,7 +60,7 @@ def score_sample(reward: Reward, params: BaseModel, sample: Mapping[str, Any], s
             except ValidationError as error:
                 if value is None:  # as where rows of another task have no such column
                     return {"score": None, "status": "unscorable", "detail": f"column {column} is null"}
-                return error_outcome(f"column {column}: {_first_problem(error)}")
+                return error_outcome(f"{COLUMN_FAULT}{column}: {_first_problem(error)}")
             except BaseException as error:  # a validator of the reward's own
                 return failed_outcome(error)
         arguments[column] = value

@@ -10,8 +10,10 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from grpo_proto import ScoreResponse, ScoreSample
-from grpo_proto.totals import BROKEN
+from grpo_proto.nesting import MAX_LEVELS, nesting
+from grpo_proto.totals import may_pass
 
+from ..answers.gold_text import text_of_boolean
 from ..faults import printable
 from ..reading import check_number_of_values
 from ..refusal import Refusal
@@ -19,6 +21,8 @@ from .choice import Choice
 from .label import LabelError, columns_of, is_object_text
 
 log = logging.getLogger("grpo_reward.adapters")
+
+_NO_NULL = "this protocol has no null; with ?unscorable=NUMBER a score that is unscorable is NUMBER"
 
 BodyT = TypeVar("BodyT", bound="PeerRequest")
 
@@ -63,8 +67,8 @@ def labelled_columns(
     """The label rule for the samples of a request; `needed` instead of all columns that its rewards need.
 
     Labels that are JSON are read on the event loop, as the body is: together they may hold what it may. Raises Refusal
-    413 for more, and 422 for a label that cannot fill the columns, a number in place of a text too: every try would
-    fail at it.
+    413 for more, and 422 for a label that cannot fill the columns, a number or a list in place of a text too: every
+    try would fail at it. A boolean is the text that readers of CSV files made it of.
     """
     check_number_of_values(b"".join(label.encode(errors="replace") for label in labels if is_object_text(label)))
     columns = []
@@ -74,9 +78,20 @@ def labelled_columns(
         except LabelError as error:
             raise Refusal(422, error.kind, f"the label of samples[{position}]: {error}") from None
         for name, value in columns[-1].items():
-            if name in choice.text_columns and isinstance(value, int | float):
-                message = f"the label of samples[{position}] fills the column {name} with a number, and it is text"
-                raise Refusal(422, "invalid_label", message, hint=f"send it as text: {json.dumps(str(value))}")
+            if name not in choice.text_columns or nesting(value) > MAX_LEVELS:  # which is refused later
+                continue
+            columns[-1][name] = text_of_boolean(value)
+            if not isinstance(columns[-1][name], str | None):
+                what = (
+                    "a number"
+                    if isinstance(value, int | float)
+                    else "a list"
+                    if isinstance(value, list)
+                    else "an object"
+                )
+                message = f"the label of samples[{position}] fills the column {name} with {what}, and it is text"
+                text = json.dumps(str(value) if isinstance(value, int | float) else json.dumps(value))
+                raise Refusal(422, "invalid_label", message, hint=f"send it as text: {text:.200}")
     return columns
 
 
@@ -100,8 +115,8 @@ def scored(response: ScoreResponse, choice: Choice) -> list[Scored]:
             else:
                 detail = f" ({reward.detail})" if reward.detail else ""
                 missing.append(f"samples[{position}]: {name} is {reward.status}{detail}")
-                broke = broke or reward.status in BROKEN
-                hint = "this protocol has no null; with ?unscorable=NUMBER a score that is unscorable is NUMBER"
+                broke = broke or may_pass(reward)
+                hint = _NO_NULL if reward.status == "unscorable" else "send the column as the reward takes it"
         if len(scores) < len(choice.rewards):
             continue
         total = sum(spec.weight * scores[spec.name] for spec in choice.rewards)
