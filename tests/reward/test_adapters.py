@@ -47,6 +47,7 @@ class TestOpenRLHF:
             ("a<|im_end|>", "", "a"),
             ("a<|im_end|><|im_end|>", "", "a<|im_end|>"),
             ("a</s>", "", "a"),
+            *((f"a{end}", "", "a") for end in ("<|end|>", "<|return|>", "<turn|>", "<|user|>")),
             ("a STOP", "&end=%20STOP", "a"),
             ("a</s>", "&end=", "a</s>"),
         ],
@@ -54,6 +55,21 @@ class TestOpenRLHF:
     async def test_one_end_token_is_taken_off(self, server, text, option, completion):
         await server.post(f"/get_reward?rewards=min_length{option}", {"query": [text]})
         assert server.executor.chunks[-1].samples[0]["completion"] == completion
+
+    @pytest.mark.parametrize("begin", ["<s>", "<s> ", " ", "<|begin_of_text|>", "<｜begin▁of▁sentence｜>", "<bos>\n"])
+    async def test_what_begins_a_sequence_need_not_stand_in_both(self, server, begin):
+        prompt, text = "Answer like <answer>7</answer>.", "<answer>3/4</answer>"
+        for query, asked in ((f"{begin}{prompt}{text}", prompt), (f"{prompt}{text}", f"{begin}{prompt}")):
+            await server.post("/get_reward?rewards=min_length", {"query": [query], "prompts": [asked]})
+            assert server.executor.chunks[-1].samples[0]["completion"] == text
+
+    async def test_a_query_without_its_prompt_stays_whole_and_is_told_once(self, server, caplog, monkeypatch):
+        monkeypatch.setattr("grpo_reward.adapters.openrlhf._WARNED", [])
+        for _ in range(2):
+            await server.post("/get_reward?rewards=min_length", {"query": ["What else"], "prompts": ["Who\n"]})
+        assert server.executor.chunks[-1].samples[0]["completion"] == "What else"
+        (message,) = [record.getMessage() for record in caplog.records if record.name == "grpo_reward.adapters"]
+        assert message.endswith("The query begins with 'What else', the prompt with 'Who\\n'")
 
     async def test_lists_of_different_lengths(self, server):
         body = {"query": ["a", "b"], "labels": ["1"]}

@@ -5,6 +5,8 @@ filtering and evaluation) and `extra_logs`, each a list. It makes tensors of all
 run, and it expects the same `extra_logs` from every answer.
 """
 
+import logging
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -17,11 +19,19 @@ from ..refusal import Refusal
 from .base import Adapter, PeerRequest, Scored, labelled_columns
 from .choice import Choice
 
+log = logging.getLogger("grpo_reward.adapters")
+
 END_TOKENS = (
     "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "<eos>", "</s>",
-    "<｜end▁of▁sentence｜>",
+    "<｜end▁of▁sentence｜>", "<|end|>", "<|return|>", "<turn|>", "<|user|>",
 )  # fmt: skip
-"""How Qwen, Llama, Gemma, Mistral and DeepSeek end a turn. A `format` reward would never hold with one behind it."""
+"""How Qwen, Llama, Gemma, Mistral, DeepSeek, Phi, gpt-oss and GLM end a turn.
+
+A `format` reward would never hold with one behind it."""
+
+BEGINNING = re.compile(r"\s*(?:<s>|<bos>|<\|begin_of_text\|>|<\|startoftext\|>|<｜begin▁of▁sentence｜>)?\s*")
+"""What a tokenizer puts before a text that it encodes, so that it stands in `query` and not in `prompts`."""
+MAX_SHOWN_CHARS = 80
 
 
 class OpenRLHFRequest(PeerRequest):
@@ -61,10 +71,37 @@ def samples(body: OpenRLHFRequest, choice: Choice) -> list[ScoreSample]:
 
 
 def completion_of(query: str, prompt: str | None, ends: tuple[str, ...]) -> str:
-    """What follows the prompt, without one end token. A query that does not begin with its prompt stays whole."""
-    completion = query.removeprefix(prompt or "")
+    """What follows the prompt, without one end token. The texts that begin a sequence, and blanks, need not agree.
+
+    A query that does not begin with its prompt stays whole, with a line in the log: an answer in the prompt is scored.
+    """
+    completion = query
+    if prompt and query.startswith(prompt):
+        completion = query[len(prompt) :]
+    elif prompt:
+        behind, wanted = (BEGINNING.sub("", text, count=1) for text in (query, prompt))
+        if behind.startswith(wanted):
+            completion = behind[len(wanted) :]
+        else:
+            _warn_of_whole(query, prompt)
     end = next((end for end in ends if end and completion.endswith(end)), "")
     return completion.removesuffix(end)
+
+
+def _warn_of_whole(query: str, prompt: str) -> None:
+    """Once for a process: it would be a line for each sample."""
+    if _WARNED:
+        return
+    _WARNED.append(True)
+    log.warning(
+        "/get_reward: a query does not begin with its prompt and is scored with it, so that an answer in the prompt "
+        "counts: send prompts as the tokenizer decodes them. The query begins with %r, the prompt with %r",
+        query[:MAX_SHOWN_CHARS],
+        prompt[:MAX_SHOWN_CHARS],
+    )
+
+
+_WARNED: list[bool] = []
 
 
 def answer(body: OpenRLHFRequest, choice: Choice, found: list[Scored]) -> dict[str, Any]:
