@@ -38,6 +38,20 @@ def error(response: httpx.Response) -> str:
     return ErrorBody.model_validate_json(response.content).error.type
 
 
+async def test_under_a_root_path_the_routes_are_the_same():
+    """As --root-path serves them: the stale server takes the push that mends it, and probes need no token."""
+    async with client(STALE) as http:
+        http._transport = httpx.ASGITransport(http._transport.app, root_path="/grpo/")
+        for path in ("/grpo/v1/weights", "/grpo/v1/weights/begin", "/v1/weights/begin"):
+            assert (await http.get(path)).status_code == 200, path
+        assert error(await http.get("/grpo/v1/rollouts")) == "weights_stale"
+        assert error(await http.get("/grpo/scale_elastic_ep")) == "not_found"
+    async with client(CURRENT, tokens=["secret"]) as http:
+        http._transport = httpx.ASGITransport(http._transport.app, root_path="/grpo")
+        assert (await http.get("/grpo/livez")).status_code == 200
+        assert (await http.get("/grpoflivez")).status_code == 401
+
+
 class TestToken:
     async def test_every_route_but_the_probes_asks_for_it(self):
         async with client(CURRENT, tokens=["secret"]) as http:

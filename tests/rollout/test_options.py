@@ -49,7 +49,7 @@ def parsed(model: Path, **changes: object) -> argparse.Namespace:
         "node_rank": 0, "enable_lora": False, "max_cpu_loras": None, "distributed_executor_backend": None,
         "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "prefill_context_parallel_size": 1,
         "kv_cache_memory_bytes": None, "kv_transfer_config": None, "kv_offloading_size": None,
-        "kv_offloading_backend": "native",
+        "kv_offloading_backend": "native", "api_key": None,
     }  # fmt: skip
     for name, value in (defaults | changes).items():
         setattr(args, name, value)
@@ -132,6 +132,8 @@ def test_the_defaults_pass(model: Path):
         ({"headless": True}, "--headless is for the further machines"),
         ({"node_rank": 1}, "--node-rank 1: .*add --headless"),
         ({"grpc": True}, "--grpc"),
+        ({"logprobs_mode": "processed_logits"}, "--logprobs-mode processed_logits would return other numbers"),
+        ({"api_key": ["sekrit"]}, "set GRPO_API_TOKEN to the key instead"),
         ({"max_scored_tokens": 2**21}, "--max-scored-tokens 2097152 is not between 1 and .*-in-flight 1048576"),
         ({"worker_extension_cls": "other.Extension"}, "other.Extension"),
         ({"model_tag": "/nowhere/model"}, "/nowhere/model/config.json"),

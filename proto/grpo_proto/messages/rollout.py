@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ..tracing import TraceParent
 from .base import Message, Request, Response, StopAtFirstFault
@@ -36,10 +36,15 @@ class Prompt(Request):
         return self
 
 
+LEAST_TEMPERATURE = 0.01
+
+
 class Sampling(Request):
     """How to sample. `temperature` 0 is greedy; `top_k` 0 means no limit."""
 
-    temperature: float = Field(default=1.0, ge=0.0, le=2.0)
+    temperature: float = Field(
+        default=1.0, ge=0.0, le=2.0, description="0, or at least 0.01: below it vLLM samples with 0.01."
+    )
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     top_k: int = Field(default=0, ge=0)
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
@@ -55,6 +60,13 @@ class Sampling(Request):
         description="A completion ends with the first of these tokens, which `token_ids` has and `text` has not.",
     )
     logprobs: bool = Field(default=True, description="Return the logprob of every sampled token.")
+
+    @field_validator("temperature")
+    @classmethod
+    def _as_sampled(cls, value: float) -> float:
+        if 0.0 < value < LEAST_TEMPERATURE:
+            raise ValueError(f"vLLM samples with {LEAST_TEMPERATURE} below that; 0 is greedy")
+        return value
 
 
 class RolloutRequest(Request):

@@ -21,7 +21,7 @@ WeightStateName = Literal["initial", "loading", "current", "stale"]
 Verification = Literal["probe", "canary"]
 """A probe of each layer around vLLM's own packing; the trainer's comparison of sampled logprobs with its own."""
 DeadlineS = Annotated[float, Field(gt=0, le=3600)]
-Session = Annotated[int, Field(ge=1, description="Grows with every start of a trainer: epoch milliseconds.")]
+Session = Annotated[int, Field(ge=1, lt=2**63, description="Grows with every start of a trainer: epoch milliseconds.")]
 
 DTYPE_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,

@@ -82,6 +82,12 @@ class BodyLimit:
             await refusal_reply(self._too_large)(scope, self._receive, self._send)
 
 
+def _route_path(scope: MutableMapping[str, Any]) -> str:
+    """The path without vLLM's --root-path, under which every route is served, too."""
+    root, path = scope.get("root_path", "").rstrip("/"), scope["path"].rstrip("/")
+    return (path.removeprefix(root) if path == root or path.startswith(f"{root}/") else path) or "/"
+
+
 class Guard:
     """Wraps the whole application.
 
@@ -104,7 +110,7 @@ class Guard:
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
-        path = scope["path"].rstrip("/") or "/"
+        path = _route_path(scope)
         try:
             self._check_token(scope, path)
             if path in CLOSED:

@@ -11,6 +11,7 @@ expert are summed, which no packing changes.
 """
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -130,6 +131,8 @@ class LayerProbe:
             outputs = expected.outputs.float()
             difference = (answer[:, : outputs.shape[1]].float() - outputs).abs().max().item()
             largest = outputs.abs().max().item()
+            if not math.isfinite(largest):
+                return "what was pushed computes NaN or Inf: look for them in the policy's weights"
             if not difference <= bound * largest:  # a NaN exceeds every bound
                 return f"its outputs are off by {difference:.3g}, and the largest is {largest:.3g}"
         for name, bits in expected.bit_sums.items():

@@ -164,6 +164,17 @@ def check_options(args: argparse.Namespace, *, on_cpu: bool) -> None:
         raise StartError(
             f"--data-parallel-size {args.data_parallel_size} is not supported", "start more servers instead"
         )
+    if args.logprobs_mode != "processed_logprobs":
+        raise StartError(
+            f"--logprobs-mode {args.logprobs_mode} would return other numbers than the logprobs of the distribution "
+            "that was sampled from, which trainers take them for",
+            "leave the option out",
+        )
+    if args.api_key or os.environ.get("VLLM_API_KEY"):
+        raise StartError(
+            "--api-key (VLLM_API_KEY) guards a part of the routes only, and shuts the keys of sessions out",
+            f"set {TOKEN_VARIABLE} to the key instead",
+        )
     if args.grpc:
         raise StartError("--grpc starts a server without the routes of grpo-rollout", "leave the option out")
     offloads = args.kv_offloading_size is not None

@@ -61,7 +61,14 @@ async def build_parts(client: EngineClient, args: Namespace, *, models: Any, ser
     tokenizer = engine.client.get_tokenizer()
     chat_template = load_chat_template(args.chat_template)
     max_model_len = engine.client.model_config.max_model_len
-    rollouts = Rollouts(engine, pushes, tokenizer=tokenizer, chat_template=chat_template, max_model_len=max_model_len)
+    rollouts = Rollouts(
+        engine,
+        pushes,
+        tokenizer=tokenizer,
+        chat_template=chat_template,
+        template_kwargs=args.default_chat_template_kwargs or {},
+        max_model_len=max_model_len,
+    )
     return Parts(
         engine=engine,
         pushes=pushes,

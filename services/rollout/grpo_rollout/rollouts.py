@@ -40,16 +40,24 @@ class Rollouts:
     Args:
         tokenizer: the server's Hugging Face tokenizer.
         chat_template: replaces the tokenizer's own template when not None.
+        template_kwargs: what else the template reads, such as `enable_thinking`.
     """
 
     def __init__(
-        self, engine: Engine, pushes: Pushes, *, tokenizer: Any, chat_template: str | None, max_model_len: int
+        self,
+        engine: Engine,
+        pushes: Pushes,
+        *,
+        tokenizer: Any,
+        chat_template: str | None,
+        template_kwargs: Mapping[str, Any] = MappingProxyType({}),
+        max_model_len: int,
     ):
         self.engine = engine
         self.pushes = pushes
         self.tokenizer = tokenizer
         self.text = CompletionText(tokenizer)
-        self.chat_template = chat_template
+        self.chat_template, self.template_kwargs = chat_template, template_kwargs
         self.max_model_len = max_model_len
         self.vocab_size = engine.client.model_config.get_vocab_size()
         # Use one thread: Hugging Face tokenizers are not made for several, and the event loop has to stay free.
@@ -125,6 +133,7 @@ class Rollouts:
                 add_generation_prompt=True,
                 tokenize=True,
                 return_dict=False,
+                **self.template_kwargs,
             )
             return token_ids
         # Catch everything: a template is a program of the model's author.

@@ -52,6 +52,8 @@ def run(arguments: list[str]) -> int:
         address, sock = setup_server(args, reuse_port=False)
     except (ValueError, KeyError) as error:
         raise StartError(str(error)) from error
+    except OverflowError as error:  # --port 99999
+        raise StartError(f"--port {args.port}: {error}") from error
     except OSError as error:
         raise StartError(
             f"cannot listen on {args.host}:{args.port}: {error.strerror}", "choose another --port", exit_status=1

@@ -128,7 +128,7 @@ def open_session(
         raise Refusal.conflict(
             "old_session",
             f"session {session} is not newer than session {weights.newest_session}, which this server has seen",
-            "send the current time in epoch milliseconds as the session",
+            f"send a number above {weights.newest_session}: the current time in epoch milliseconds, where clocks agree",
         )
     foreign = weights.trainer_id is not None and weights.trainer_id != trainer_id
     held = weights.session is not None and now_s < weights.lease_until_s

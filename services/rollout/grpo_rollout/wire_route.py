@@ -38,6 +38,10 @@ class WireRoute(APIRoute):
                 # FastAPI raises this of what its parser raises; a recursion of ours is an error of ours.
                 if isinstance(error, HTTPException) and isinstance(error.__cause__, RecursionError):
                     return refusal_reply(Refusal(400, "malformed_json", "the body is nested too deeply"))
+                if isinstance(error, HTTPException) and isinstance(error.__cause__, ValueError):
+                    return refusal_reply(
+                        Refusal(400, "malformed_json", f"the body is not JSON: {error.__cause__}"[:300])
+                    )
                 logger.exception("%s %s failed", request.method, request.url.path)
                 return refusal_reply(Refusal(500, "internal", "internal error; see the server's log", retryable=True))
 

@@ -212,7 +212,12 @@ class TestBadInput:
         [
             (b"{", "application/json", 400, "malformed_json"),
             pytest.param(b"[" * 3000 + b"]" * 3000, "application/json", 400, "malformed_json", id="nested too deeply"),
+            (b'{"request_id":"\xff"}', "application/json", 400, "malformed_json"),
+            pytest.param(b'{"request_id":' + b"9" * 5000 + b"}", "application/json", 400, "malformed_json",
+                         id="a number of 5,000 digits"),
             (b'{"request_id":"a","prompts":[{"token_ids":[5]}],"sampling":{"temperature":2.5}}', "application/json",
+             422, "invalid_value"),
+            (b'{"request_id":"a","prompts":[{"token_ids":[5]}],"sampling":{"temperature":0.001}}', "application/json",
              422, "invalid_value"),
             (b"{}", "text/plain", 415, "wrong_content_type"),
             (b"\x80\x04K\x01.", "application/octet-stream", 415, "wrong_content_type"),

@@ -28,6 +28,8 @@ class Script:
     prompts: list[list[int]] = field(default_factory=list)
     input_processor: Any = None
     errored: bool = False
+    logprob: float = -0.5
+    """Of every token; NaN with weights that hold one."""
     holds: bool = False
     holding: asyncio.Event = field(default_factory=asyncio.Event)
     held: dict[str, asyncio.Event] = field(default_factory=dict)
@@ -64,7 +66,7 @@ class Script:
             token_ids, finish_reason = token_ids[: len(token_ids) // 2], "abort"
         completion = CompletionOutput(
             index=0, text="", token_ids=token_ids, cumulative_logprob=None,
-            logprobs=SimpleNamespace(logprobs=[-0.5] * len(token_ids)),
+            logprobs=SimpleNamespace(logprobs=[self.logprob] * len(token_ids)),
             finish_reason=finish_reason, stop_reason=stop_reason,
             weight_versions=[WeightVersionSpan(version="3", start=0, end=len(token_ids))],
         )  # fmt: skip

@@ -102,6 +102,26 @@ async def test_an_answer_that_is_recorded_outlives_the_engine(served: Served):
         assert died.value.refusal.detail.type == "engine_died"
 
 
+async def test_a_turn_without_numbers_is_told_and_spoils_nothing_that_is_recorded(served: Served):
+    """As after a push of NaN: JSON has no number for its logprobs."""
+    session = served.open()
+    served.next([5, 6, 7, 8])
+    await served.chat(session, messages=QUESTION)
+    served.script.logprob = float("nan")
+    for _ in range(2):
+        served.next([5, 6, 7, 8])
+        with pytest.raises(Refusal) as refused:
+            await served.chat(session, messages=[*QUESTION, {"role": "user", "content": "more"}])
+        assert (refused.value.status, refused.value.detail.type) == (500, "logprob_not_finite")
+        assert " of turn " in refused.value.detail.message
+    served.script.logprob = -0.5
+    served.next([5, 6, 7, 8])
+    await served.chat(session, messages=[*QUESTION, {"role": "user", "content": "more"}])
+    recorded = [logprob for segment in session.trajectory().segments for logprob in segment.logprobs or []]
+    assert set(recorded) == {-0.5}
+    assert len(recorded) == 8
+
+
 async def test_a_request_that_finds_the_engine_gone_hears_that_the_server_stops(served: Served):
     """A trainer takes the death of an engine for a sign that a prompt kills servers, and a stop for none."""
     from grpo_rollout.engine import EngineDiedError

@@ -22,6 +22,7 @@ from grpo_proto.server.refusal import Refusal
 from .. import metrics
 from ..completion_text import CompletionText
 from ..engine import Engine
+from ..rollouts import check_finite
 from .chat_form import BadMessagesError, ChatMessage, check_new, digest
 from .forest import Attachment, Turn, Versions
 from .reading import AnswerReader
@@ -242,6 +243,11 @@ class Turns:
             prompt = running.prompt + sampled.token_ids if sampled.token_ids else running.prompt
             output = await self.engine.generate(prompt, params, running.engine_id)
             sampled.add(output.outputs[0])
+            try:
+                check_finite(f"turn {running.turn.number}", sampled.logprobs)
+            except Refusal:
+                sampled.token_ids.clear()  # nothing of the turn is recorded
+                raise
             if sampled.finish_reason != "abort" or self.draining or len(sampled.token_ids) >= room:
                 return
 
