@@ -326,3 +326,18 @@ def test_a_block_that_a_stop_string_ended_is_one():
     for truncated, score in ((False, 1.0), (True, 0.0), (None, 0.0)):
         assert accuracy("<think>x</think><answer>42", solution="42", truncated=truncated).score == score
     assert accuracy("<think>x<answer>42", solution="42", truncated=False).score == 0.0
+
+
+@pytest.mark.parametrize(
+    ("said", "score"),
+    [
+        ("Answer: 34", 1.0), ("**Answer**: 34", 1.0), ("**Answer:** 34", 1.0), ("Final Answer: 34", 1.0),
+        ("The final answer: 34", 1.0), ("The answer is 34.", 1.0), ("So the answer is **34**.", 1.0), ("答案：34", 1.0),
+        ("### Final Answer\n\n34", 1.0), ("**Final Answer**\n34\n", 1.0), ("The answer is 33.", 0.0),
+        ("The answer is $5$.\n\nAnswer: 34", 1.0), ("The answer is not 34", 0.0), ("The answer is 34 or 35.", 0.0),
+        ("The answer is left to the reader", 0.0), ("Answer: 34 apples. Or 35?", 0.0), ("An answer: 34", 0.0),
+        ("Answer: 34\n\nOr is it 35?", 0.0), ("34", 0.0), ("The wrong answer is 34", 0.0), ("<think>\nAnswer: 34", 0.0),
+    ],
+)  # fmt: skip
+def test_a_last_line_announces_the_answer(said: str, score: float):
+    assert accuracy(f"There are 12 of them.\n\n{said}", solution="34").score == score

@@ -21,6 +21,13 @@ _PHRASE = re.compile(r"final\s+answer(?:\s{1,3}\S{1,30}){0,5}?\s+is\b\W{0,2}?(?:
 _SENTENCE = re.compile(r"(?:[^\n.]|\.(?!\s|\**\s|\**\Z))*")
 FORMULA = re.compile(r"\$\$.{1,1000}?\$\$|\$[^$\n]{1,1000}\$|\\\(.{1,1000}?\\\)|\\\[.{1,1000}?\\\]", re.DOTALL)
 MAX_BEFORE = 60
+_NAMED = (
+    r"[\s#*_>-]*(?:(?:so|thus|therefore|hence|then),?\s+)?(?:(?:the|my)\s+)?(?:(?:final|correct)\s+)?"
+    r"(?:answer\b|答案)[*_\s]*"
+)
+_LAST_LINE = re.compile(rf"{_NAMED}(?:[:：是为]|is\b:?)[*_\s]*(?P<said>\S.*)", re.I)
+_HEADING = re.compile(rf"{_NAMED}[:：]?[*_\s]*", re.I)
+MAX_LAST_LINE_CHARS = 300
 
 
 class Box(NamedTuple):
@@ -137,12 +144,29 @@ def _found(text: str) -> tuple[list[Box], bool]:
 
 
 def announced(text: str) -> str | None:
-    """What follows "the final answer is", to the end of its sentence; else the last formula that "answer" announces."""
+    """What follows "the final answer is", to the end of its sentence.
+
+    Else what a last line such as `Answer: 34` says, or one below a heading `### Final Answer`; else the last formula
+    that "answer" announces.
+    """
     text = answered(text)
     sentences = [match.group() for phrase in _PHRASE.finditer(text) if (match := _SENTENCE.match(text, phrase.end()))]
     if sentences:
         return next((sentence for sentence in reversed(sentences) if re.search(r"[\d$\\]", sentence)), sentences[-1])
+    if (said := _said_last(text)) and not FORMULA.search(said):
+        return said
     for formula in reversed(list(FORMULA.finditer(text))):
         if "answer" in text[max(0, formula.start() - MAX_BEFORE) : formula.start()].lower():
             return formula.group()
     return None
+
+
+def _said_last(text: str) -> str | None:
+    """What the last line announces, or the heading above it; None where the line goes on with another sentence."""
+    above, last = ["", "", *(line for line in text[-2 * MAX_LAST_LINE_CHARS :].split("\n") if line.strip())][-2:]
+    if len(last) > MAX_LAST_LINE_CHARS:
+        return None
+    announced = _LAST_LINE.fullmatch(last)
+    said = announced["said"] if announced else last if _HEADING.fullmatch(above) else ""
+    sentence = _SENTENCE.match(said)
+    return said if sentence and said[sentence.end() :].strip("*. ") == "" and said.strip() else None

@@ -19,11 +19,12 @@ def accuracy(
     """1 when the answer equals `solution` mathematically, else 0; `unparsable` when `solution` cannot be parsed.
 
     The answer is what stands in the first `<answer>…</answer>` behind the thought, without one there in the first of
-    the whole completion, without such a block in the last box, without that behind "the final answer is". A box in the
-    block is the answer. Boxes with nothing but a comma, "and" or "or" between them are one answer of several parts, and
-    so are boxes on following lines where `solution` is a list. `solution` may be a whole worked solution; its answer is
-    found in the same way. A thought that never ends announces nothing, but a block or a box in it counts; `format` pays
-    no such completion.
+    the whole completion, without such a block in the last box, without that behind "the final answer is", in a last
+    line such as `Answer: 34` or "The answer is 34", or below a last heading `### Final Answer`. A box in the block is
+    the answer. Boxes with nothing but a comma, "and" or "or" between them are one answer of several parts, and so are
+    boxes on following lines where `solution` is a list. `solution` may be a whole worked solution; its answer is found
+    in the same way. A thought that never ends announces nothing, but a block or a box in it counts; `format` pays no
+    such completion.
 
     `prefix` is text the prompt has written already, such as `<think>`; it is put before the completion.
 
