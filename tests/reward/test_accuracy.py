@@ -229,6 +229,23 @@ def test_every_spelling_of_the_imaginary_unit_is_the_same(one: str, other: str, 
         assert accuracy(f"<answer>{answer}</answer>", solution=gold).score == expected, answer
 
 
+REGIONS = [
+    (r"(1,+\infty)", "a>1", 1.0), ("(0,1)", "0<a<1", 1.0), ("(0,1]", r"0<a\leq1", 1.0), ("[0,1)", r"0\le x<1", 1.0),
+    (r"(-\infty, 2]", r"k \leq 2", 1.0), (r"a\in(1,+\infty)", "a > 1", 1.0), ("[-2,7]", r"-2\le x\le 7", 1.0),
+    (r"(-\infty,0)\cup(0,\infty)", r"x\neq 0", 1.0), ("x>2", "2x>4", 1.0), ("3>x>1", "1<x<3", 1.0),
+    ("x>2", "2<x", 1.0),
+    ("x>2", "x>3", 0.0), ("(0,1)", "0<a<2", 0.0), ("(0,1]", "0<a<1", 0.0), (r"(1,\infty)", r"x\ge 1", 0.0),
+    (r"(1,\infty)", "x<1", 0.0), ("(0,1)", "(0,1]", 0.0), ("x>2", "2x>5", 0.0), ("2x>4", "2y>4", 0.0),
+    ("x<2", "x>2", 0.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "other", "expected"), REGIONS)
+def test_an_interval_and_an_inequality_are_compared_alike_in_both_directions(one: str, other: str, expected: float):
+    for gold, answer in ((one, other), (other, one)):
+        assert accuracy(f"<answer>{answer}</answer>", solution=gold).score == expected, answer
+
+
 def test_agrees_with_math_verify():
     golds = [
         "$42$",

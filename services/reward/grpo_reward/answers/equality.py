@@ -5,7 +5,30 @@ from itertools import product
 from typing import Any
 
 from math_verify import verify
-from sympy import Add, Basic, Eq, Expr, I, Integer, Mul, Pow, Rational, Symbol, perfect_power, solve
+from sympy import (
+    Add,
+    And,
+    Basic,
+    Eq,
+    Expr,
+    GreaterThan,
+    I,
+    Integer,
+    Interval,
+    LessThan,
+    Mul,
+    Or,
+    Pow,
+    Rational,
+    Set,
+    StrictGreaterThan,
+    StrictLessThan,
+    Symbol,
+    Unequality,
+    Union,
+    perfect_power,
+    solve,
+)
 from sympy.core.relational import Relational
 
 from .exact import differ, difference, has_no_value, is_costly, is_vast
@@ -14,6 +37,7 @@ from .reading import Reading
 from .units import agree
 
 MAX_PLAIN_EXPONENT = 300
+_INEQUALITY = (GreaterThan, StrictGreaterThan, LessThan, StrictLessThan, Unequality, And, Or)
 
 
 def same(gold: Reading, answer: Reading) -> bool:
@@ -60,7 +84,31 @@ def equal(gold: Any, answer: Any) -> bool:
             return equal(gold.rhs, answer.rhs)
         if not _has_solutions(gold):
             gold, answer = gold.lhs - gold.rhs, answer.lhs - answer.rhs
+    of_one_name = not isinstance(gold, _INEQUALITY) or gold.free_symbols == answer.free_symbols
+    if isinstance(answer, _INEQUALITY) and of_one_name:
+        region = _region(gold)
+        if region is not None and region == _region(answer):
+            return True
     return _attempt(lambda: verify(gold, answer, timeout_seconds=None, raise_on_error=True), default=False)
+
+
+def _region(value: Any) -> Set | None:
+    """The numbers that an interval, or inequalities about one unknown, leave; None for anything else.
+
+    `verify` takes `a > 1` for `(1, \\infty)` where that is the answer, and not where it is the solution.
+    """
+    if isinstance(value, Eq) and isinstance(value.lhs, Symbol) and isinstance(value.rhs, Interval | Union):
+        value = value.rhs  # `a \\in (1, \\infty)`
+    if isinstance(value, Interval | Union):
+        return value
+    if not isinstance(value, _INEQUALITY) or len(value.free_symbols) != 1:
+        return None
+    try:
+        return value.as_set()
+    except (MemoryError, RecursionError, OSError, ImportError):
+        raise
+    except Exception:
+        return None
 
 
 def _with_the_same_symbols(gold: Any, answer: Any) -> tuple[Any, Any]:
