@@ -246,6 +246,22 @@ def test_an_interval_and_an_inequality_are_compared_alike_in_both_directions(one
         assert accuracy(f"<answer>{answer}</answer>", solution=gold).score == expected, answer
 
 
+FAMILIES = [
+    (r"\frac{\pi}{6}+2k\pi, k\in\mathbb{Z}", r"\frac{\pi}{6}+2k\pi \ (k \in \mathbb{Z})", 1.0),
+    (r"k\pi+\frac{\pi}{3}(k\in \mathbb{Z})", r"\frac{\pi}{3}+k\pi, k\in\mathbb{Z}", 1.0),
+    (r"x=k\pi, k \in \mathbf{Z}", r"x=k\pi,k\in\mathbb{Z}", 1.0), (r"x=k\pi, k \in \mathbb{Z}", r"k\pi", 1.0),
+    (r"k\pi, k\in\mathbb{Z}", "kπ (k∈ℤ)", 1.0), (r"k\pi, k\in\mathbb{Z}", r"2k\pi, k\in\mathbb{Z}", 0.0),
+    (r"k\pi, k\in\mathbb{Z}", r"k\pi, k\in\mathbb{N}", 0.0), (r"k\pi, k\in\mathbb{Z}", r"\pi", 0.0),
+    (r"(5, k\in\mathbb{Z})", "5", 0.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "other", "expected"), FAMILIES)
+def test_the_numbers_of_a_family_may_be_named_behind_it(one: str, other: str, expected: float):
+    for gold, answer in ((one, other), (other, one)):
+        assert accuracy(f"<answer>{answer}</answer>", solution=gold).score == expected, answer
+
+
 def test_agrees_with_math_verify():
     golds = [
         "$42$",

@@ -47,6 +47,8 @@ def same(gold: Reading, answer: Reading) -> bool:
     """
     if gold.label and answer.label and gold.label != answer.label:
         return False
+    if gold.domain and answer.domain and gold.domain != answer.domain:
+        return False
     if gold.texts & spellings(answer.label) or answer.texts & spellings(gold.label):
         return True
     if gold.texts & answer.texts:

@@ -32,6 +32,10 @@ _POWER_OF_NOUN = re.compile(r"\^\s*\{?\s*-?\d\s*\}?")
 _DECIMAL_COMMA = re.compile(r"[-+]?(?:\d+,(?:\d{1,2}|\d{4,})|0,\d+)")
 _GROUPED = re.compile(r"(?:[^,;]*=\s*)?[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _GROUP = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_DOMAIN = re.compile(
+    r"\s*(?:[,;]\s*(?:where\s+)?|(?P<open>\())\s*(?P<name>[a-z])\s*\\in\s*(?:\\mathbb\s*\{?\s*)?(?P<set>[NZ])\s*\}?\s*(?(open)\))\Z"
+)
+"""What a family's number runs through: `2k\\pi, k \\in \\mathbb{Z}`, also in parentheses, in any font."""
 _ANYWHERE = (LatexExtractionConfig(), ExprExtractionConfig())
 
 # It warns once per process that its own time-outs are off. They are on purpose: they need signals, which a plugin may
@@ -43,7 +47,7 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 class Reading:
     """`texts`: spellings that are equal where one of them is. `values`: none for what is text and nothing else.
 
-    `label`: the letter before them, as in `(C) 12`.
+    `label`: the letter before them, as in `(C) 12`. `domain`: the Z or N behind a family, as in `k\\pi, k\\in Z`.
     """
 
     texts: frozenset[str]
@@ -51,6 +55,7 @@ class Reading:
     unit: Unit | None = None
     is_percent: bool = False
     label: str | None = None
+    domain: str | None = None
 
     @property
     def is_list(self) -> bool:
@@ -69,6 +74,10 @@ def read(text: str, *, of_list: bool = False) -> Reading:
     if label:
         reading = read(value, of_list=of_list)
         return replace(reading, texts=reading.texts | {squeezed(spelled)}, label=label)
+    domain = _DOMAIN.search(spelled)
+    if domain and re.search(rf"(?<![A-Za-z]){domain['name']}(?![A-Za-z])", spelled[: domain.start()]):
+        reading = read(spelled[: domain.start()], of_list=of_list)
+        return replace(reading, texts=reading.texts | {squeezed(spelled)}, domain=domain["set"])
     whole = _MINUS.sub(r"\1 -", in_signs(_DASH.sub("-", _one_line(spelled, of_list)))).strip()
     words = words_of(whole)
     if words and not words_of(listed := as_list(whole)):
