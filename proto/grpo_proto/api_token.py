@@ -32,7 +32,18 @@ def server_tokens() -> tuple[str, ...]:
         raise TokenError(f"{ALSO_VARIABLE} is empty: set it to the second token that the server accepts, or unset it")
     if also is not None and token is None:
         raise TokenError(f"{ALSO_VARIABLE} is set and {TOKEN_VARIABLE} is not: set a single token in {TOKEN_VARIABLE}")
-    return tuple(value.strip() for value in (token, also) if value is not None)
+    tokens = {
+        name: value.strip() for name, value in ((TOKEN_VARIABLE, token), (ALSO_VARIABLE, also)) if value is not None
+    }
+    for name, value in tokens.items():
+        if not is_sendable(value):
+            raise TokenError(f"{name} holds a character that no header carries: use printable ASCII without spaces")
+    return tuple(tokens.values())
+
+
+def is_sendable(token: str) -> bool:
+    """Whether a header can carry the token."""
+    return all("!" <= character <= "~" for character in token)
 
 
 def has_token(tokens: Sequence[str], authorization: bytes) -> bool:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from grpo_proto import ErrorBody
+from grpo_proto import ErrorBody, RewardClient
 from grpo_proto.api_token import TokenError, has_token, server_tokens, token_refusal
 from grpo_proto.loopback import is_loopback
 from grpo_proto.server.refusal import Refusal
@@ -66,6 +66,15 @@ def test_an_empty_token_is_none_that_somebody_believes_in(monkeypatch: pytest.Mo
     monkeypatch.setenv(name, empty)
     with pytest.raises(TokenError, match=f"{name} is empty"):
         server_tokens()
+
+
+@pytest.mark.parametrize("token", ["line1\nline2", "s\u00e9cret", "two words", "tab\tin it"])
+def test_a_token_that_no_header_carries_is_refused_unshown(monkeypatch: pytest.MonkeyPatch, token: str):
+    monkeypatch.setenv("GRPO_API_TOKEN", token)
+    for refused in (server_tokens, lambda: RewardClient("http://127.0.0.1:1")):
+        with pytest.raises((TokenError, ValueError), match="use printable ASCII without spaces") as told:
+            refused()
+        assert token[:4] not in str(told.value)
 
 
 def test_a_second_token_does_not_stand_alone(monkeypatch: pytest.MonkeyPatch):

@@ -21,7 +21,7 @@ from grpo_trainer.config.optimization import DeepSpeedConfig
 from grpo_trainer.config.run_config import ModelConfig
 from grpo_trainer.engine.state import STATE_TAG, layout, write_engine_state
 from grpo_trainer.errors import RunError, UnavailableError, UsageError
-from grpo_trainer.ranks import rendezvous
+from grpo_trainer.ranks import rendezvous, stop_signal
 from grpo_trainer.ranks.rendezvous import Rendezvous
 from grpo_trainer.ranks.stop_signal import STOP_SIGNALS, StopRequested, StopSignal
 
@@ -356,6 +356,22 @@ class TestEndingAtOnce:
             assert [signal.getsignal(number) for number in STOP_SIGNALS] == [signal.SIG_DFL] * len(STOP_SIGNALS)
         signal.raise_signal(signal.SIGTERM)
         assert stop.requested
+
+    def test_signals_that_come_together_are_one_stop_and_a_later_one_ends_the_process(
+        self, monkeypatch: pytest.MonkeyPatch
+    ):
+        """As `timeout` sends them: to its child, and to the group of processes."""
+        stop, ends = StopSignal(), []
+        stop.install()
+        monkeypatch.setattr(signal, "raise_signal", ends.append)  # what would end this process
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)
+        assert (stop.requested, ends) == (True, [])
+        monkeypatch.setattr(stop_signal, "ONE_STOP_S", 0.0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.01)
+        assert ends == [signal.SIGTERM]
 
     def test_a_stop_from_before_ends_it(self):
         stop = StopSignal()

@@ -128,6 +128,31 @@ async def test_a_row_of_another_task_has_null_for_the_column_of_a_reward_that_it
     assert requests == 1
 
 
+async def test_a_score_beyond_what_a_float32_holds_is_none_and_names_its_reward():
+    """Its square overflows: every statistic of the batch would."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        message = ScoreRequest.model_validate_json(request.content)
+        results = []
+        for sample in message.samples:
+            found = {
+                "huge": RewardScore(score=1e200 if sample.completion == "b" else 0.5, status="ok"),
+                "plain": RewardScore(score=0.25, status="ok"),
+            }
+            results.append(ScoreResult(id=sample.id or "", total=total_score(message.rewards, found), rewards=found))
+        hashes = {spec.name: f"code of {spec.name}" for spec in message.rewards}
+        scored = ScoreResponse(results=results, elapsed_s=0.0, code_hashes=hashes)
+        return httpx.Response(200, text=scored.model_dump_json())
+
+    episodes = [completion(text, [1], [-0.1], text, "stop", [(0, 1)]) for text in ("a", "b")]
+    group = Group(0, PromptRow(0, [1], "p", {}), episodes)
+    async with RewardClient("http://127.0.0.1:1", transport=httpx.MockTransport(answer)) as client:
+        await RewardStage(client, RewardConfig(reward_funcs=["huge", "plain"])).score([group], step=1)
+    assert [one.total for one in episodes] == [0.75, None]
+    with pytest.raises(RunError, match=r"huge error: its score 1e\+200 is beyond 1e\+30"):
+        check_enough_scored([group], 1.0)
+
+
 async def test_each_dataset_is_scored_by_its_own_rewards():
     asked: list[tuple[dict[str, float], list[str]]] = []
 
@@ -168,6 +193,7 @@ def test_a_request_holds_whole_groups_and_a_bounded_number_of_tokens():
     sizes = (TOKENS_OF_REQUEST // 4, TOKENS_OF_REQUEST // 4, 1, TOKENS_OF_REQUEST, 1, 1)
     requests = in_requests([group(position, size) for position, size in enumerate(sizes)])
     assert [[one.position for one in request] for request in requests] == [[0, 1], [2], [3], [4, 5]]
+    assert len(in_requests([Group(0, PromptRow(0, [1], "p", {}), [])])) == 1, "one that sampled nothing comes first"
 
 
 async def test_a_column_is_needed_only_where_its_reward_is_asked_for():

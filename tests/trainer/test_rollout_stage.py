@@ -1,6 +1,7 @@
 """Requests that are in flight while servers are pushed to."""
 
 import asyncio
+import re
 from dataclasses import replace
 
 import pytest
@@ -80,6 +81,36 @@ async def test_what_a_server_samples_while_a_push_fails_beside_it_is_used():
     await fleet.admit([], session=2)
     assert fleet.replicas[0].lost.is_set()
     await fleet.close()
+
+
+def whole(**changes: object) -> Completion:
+    return Completion(token_ids=[5, 6], text="", finish_reason="stop", versions=[(1, 2)]).model_copy(update=changes)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ([], "0 groups for 1 prompts"),
+        ([[]], "0 completions of a prompt where 1 were asked for"),
+        ([[whole(finish_reason="abort")]], "completions that were aborted"),
+        ([[whole(logprobs=[-0.5])]], "whose logprobs, versions or token ids do not fit"),
+        ([[whole(versions=[(0, 2)])]], "older than version 1"),
+        ([[whole(versions=[(1, 1)])]], "whose logprobs, versions or token ids do not fit"),
+        ([[whole(token_ids=[5, -1])]], "whose logprobs, versions or token ids do not fit"),
+        ([[whole(token_ids=[5, 2**70])]], "whose logprobs, versions or token ids do not fit"),
+    ],
+)
+async def test_an_answer_that_does_not_fit_its_request_is_named_with_its_server(
+    answer: list[list[Completion]], said: str, caplog: pytest.LogCaptureFixture
+):
+    servers = TwoServers()
+    servers.answers = [[GROUP.model_copy(update={"completions": completions}) for completions in answer], [GROUP]]
+    stage = SingleTurn(servers.fleet, run_id="run", deadline_s=60, retry_for_s=5)
+    await servers.fleet.admit(servers.fleet.replicas, session=1)
+    groups = await asyncio.wait_for(stage.sample(ASKED[:1], min_version=1, n=1, sampling=Sampling()), PATIENCE_S)
+    assert len(groups) == 1
+    assert re.search(f"http://.* returned .*{said}", caplog.text)
+    await servers.fleet.close()
 
 
 async def test_complete_groups_are_used_and_the_others_are_sent_again():

@@ -15,7 +15,7 @@ import httpx
 from pydantic import ValidationError
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential_jitter
 
-from ..api_token import TOKEN_VARIABLE
+from ..api_token import TOKEN_VARIABLE, is_sendable
 from ..messages.base import Request
 from ..messages.errors import ErrorDetail, FatalError, InfrastructureError
 from ..messages.health import Health
@@ -64,7 +64,7 @@ class ServiceClient:
         probe_timeout_s: timeout of the GET routes, which answer from memory.
         transport: replaces the network, for tests.
 
-    Raises ValueError when `base_url` is not the URL of a server.
+    Raises ValueError when `base_url` is not the URL of a server, or the token cannot be sent.
     """
 
     def __init__(
@@ -77,6 +77,11 @@ class ServiceClient:
     ):
         self.base_url = checked_url(base_url).rstrip("/")
         token = (token if token is not None else os.environ.get(TOKEN_VARIABLE, "")).strip()
+        if not is_sendable(token):
+            raise ValueError(
+                f"the token (${TOKEN_VARIABLE}) holds a character that no header carries: use printable ASCII without "
+                "spaces"
+            )
         self.probe_timeout_s = probe_timeout_s
         # Ignore the environment's proxy: it is for the outside world, never for these servers. That also ignores
         # SSL_CERT_FILE, so read it here.

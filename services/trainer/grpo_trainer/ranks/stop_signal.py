@@ -1,6 +1,7 @@
 """End a run on SIGTERM, SIGINT or SIGHUP between two stages, with a checkpoint."""
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -13,6 +14,10 @@ STOP_SIGNALS = (
 )
 
 
+ONE_STOP_S = 1.0
+"""Signals that come together are one decision."""
+
+
 class StopRequested(Exception):  # noqa: N818 - a request, not an error
     """A stop was requested while the run waited."""
 
@@ -20,12 +25,13 @@ class StopRequested(Exception):  # noqa: N818 - a request, not an error
 class StopSignal:
     """Record that a stop was requested. It interrupts at once only inside `interruptible`.
 
-    A second signal ends the process the usual way, without waiting for the checkpoint; a second SIGHUP does nothing.
+    A second signal ends the process the usual way, without waiting for the checkpoint; a second SIGHUP, or one within
+    `ONE_STOP_S` of the first, does nothing.
     """
 
     def __init__(self) -> None:
         self.requested = False
-        self._signalled = False
+        self._signalled, self._signalled_s = False, 0.0
         self._interruptible = False
 
     def install(self) -> None:
@@ -47,12 +53,14 @@ class StopSignal:
         self.requested = True
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._signalled and number == signal.SIGHUP:
-            return  # both the shell and the kernel send it when a terminal closes
+        repeated = time.monotonic() - self._signalled_s < ONE_STOP_S
+        if self._signalled and (repeated or number == signal.SIGHUP):
+            return  # a shell and the kernel both send SIGHUP when a terminal closes, `timeout` signals twice
         if self._signalled:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self.requested = self._signalled = True
+        self._signalled_s = time.monotonic()
         if self._interruptible:
             raise StopRequested
 

@@ -53,6 +53,8 @@ def reward_specs(config: RewardConfig, weights: Mapping[str, float]) -> list[Rew
     ]
 
 
+LARGEST_SCORE = 1e30
+"""A float32 still holds it."""
 TOKENS_OF_REQUEST = 2**16
 """Sampled tokens that are scored by one request, or one group if it has more: about 0.6 MB, below the limits of a body
 that servers and their ingresses have by default."""
@@ -228,12 +230,13 @@ class RewardStage:
     ) -> None:
         """Put the scores of the reward server, and their `total`, beside what the episode has brought."""
         brings_another = bool(specs) or any(spec.name in episode.rewards for spec in self.brought)
+        scores, total_holds = _usable(scores)
         needless = self._optional - episode.rewards.keys() if brings_another else frozenset()
         brought = [spec for spec in self.brought if spec.name not in needless]
         lacking = {spec.name: NOT_BROUGHT for spec in brought if spec.name not in episode.rewards}
         specs = [*brought, *specs]
         episode.rewards = {**episode.rewards, **lacking, **scores}
-        episode.total = total_score(specs, episode.rewards) if self.brought else total
+        episode.total = total if total_holds and not self.brought else total_score(specs, episode.rewards)
         decides = self._decides_accuracy
         if decides not in [spec.name for spec in specs]:
             decides = specs[0].name
@@ -265,6 +268,18 @@ class RewardStage:
             await asyncio.sleep(PAUSE_S)
 
 
+def _usable(scores: Mapping[str, RewardScore]) -> tuple[Mapping[str, RewardScore], bool]:
+    """Return the scores without those whose squares no float holds, and whether all are left."""
+    too_large = {name: one for name, one in scores.items() if one.score is not None and abs(one.score) > LARGEST_SCORE}
+    if not too_large:
+        return scores, True
+    refused = {
+        name: RewardScore(score=None, status="error", detail=f"its score {one.score:g} is beyond {LARGEST_SCORE:g}")
+        for name, one in too_large.items()
+    }
+    return {**scores, **refused}, False
+
+
 def unjudged(groups: list[Group]) -> list[tuple[Group, Episode]]:
     """The episodes that have no total yet, and might get one."""
     return [(group, episode) for group in groups for episode in group.episodes if not episode.is_judged]
@@ -276,7 +291,7 @@ def in_requests(groups: list[Group]) -> list[list[Group]]:
     room = 0
     for group in groups:
         size = sum(episode.num_sampled for episode in group.episodes)
-        if size > room:
+        if not requests or size > room:
             requests.append([])
             room = TOKENS_OF_REQUEST
         requests[-1].append(group)

@@ -118,13 +118,13 @@ class SingleTurn:
                 request = request_in(left, self.fleet.session)
                 try:
                     response = await _answer(replica, request)
-                    found = _whole_groups(left, response, n=request.n)
+                    found = _whole_groups(left, response, request)
                     groups += found
                     left = _without(left, found)
                     if not left:
                         self.suspects.sampled()
                         return _in_order(asked, groups), None
-                    last = RunError(f"{replica.url} returned completions that were aborted or lack versions")
+                    last = RunError(f"{replica.url} returned {_what_is_wrong(left, response, request)}")
                     await self.fleet.expel(replica, last, session=request.session)
                 except InfrastructureError as error:
                     last = error
@@ -168,7 +168,7 @@ class SingleTurn:
         ) from error
 
 
-def _whole_groups(asked: Sequence[Asked], response: RolloutResponse, *, n: int) -> list[Group]:
+def _whole_groups(asked: Sequence[Asked], response: RolloutResponse, request: RolloutRequest) -> list[Group]:
     """The groups that are complete: a server that became stale returns some of which completions were aborted."""
     sampled_at_s = time.monotonic()
     if len(response.groups) != len(asked):
@@ -176,8 +176,25 @@ def _whole_groups(asked: Sequence[Asked], response: RolloutResponse, *, n: int) 
     return [
         Group(one.position, one.row, _episodes(one.position, group), one.trace, sampled_at_s)
         for one, group in zip(asked, response.groups, strict=True)
-        if len(group.completions) == n and all(map(_whole, group.completions))
+        if len(group.completions) == request.n
+        and group.prompt_token_ids
+        and all(_ended(one) and _fits(one, request) for one in group.completions)
     ]
+
+
+def _what_is_wrong(asked: Sequence[Asked], response: RolloutResponse, request: RolloutRequest) -> str:
+    if len(response.groups) != len(asked):
+        return f"{len(response.groups)} groups for {len(asked)} prompts"
+    counts = {len(group.completions) for group in response.groups} - {request.n}
+    if counts:
+        return f"{min(counts)} completions of a prompt where {request.n} were asked for"
+    completions = [one for group in response.groups for one in group.completions]
+    if all(_fits(one, request) for one in completions if _ended(one)):
+        return "completions that were aborted"
+    return (
+        "completions whose logprobs, versions or token ids do not fit their tokens, or that are older than version "
+        f"{request.min_version}"
+    )
 
 
 def _without(asked: Sequence[Asked], groups: Sequence[Group]) -> list[Asked]:
@@ -222,10 +239,20 @@ async def _answer(replica: Replica, request: RolloutRequest) -> RolloutResponse:
     return response
 
 
-def _whole(completion: Completion) -> bool:
-    """Whether it ended by itself or by its length, with a version for every token."""
-    counted = sum(count for _, count in completion.versions)
-    return completion.finish_reason not in ("abort", "error") and counted == len(completion.token_ids)
+def _ended(completion: Completion) -> bool:
+    """Whether it ended by itself or by its length."""
+    return completion.finish_reason not in ("abort", "error")
+
+
+def _fits(completion: Completion, request: RolloutRequest) -> bool:
+    """Whether every token has an id, a logprob and a version that the request takes."""
+    num_tokens = len(completion.token_ids)
+    return (
+        sum(count for _, count in completion.versions) == num_tokens
+        and all((request.min_version or 0) <= version < 2**63 for version, _ in completion.versions)
+        and (completion.logprobs is None or len(completion.logprobs) == num_tokens)
+        and all(0 <= token_id < 2**31 for token_id in completion.token_ids)
+    )
 
 
 def _episodes(position: int, group: RolloutGroup) -> list[Episode]:
