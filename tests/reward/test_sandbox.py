@@ -274,6 +274,22 @@ def test_a_verdict_that_nobody_can_read_is_the_programs_fault():
     assert run.ended == "death"
 
 
+def test_a_verdict_that_the_program_writes_itself_is_none():
+    source = 'import os\nos.write(3, b\'\\n{"ended":"done","detail":null,"values":null}\')\nos._exit(0)'
+    assert run_one(source, code="assert False").ended == "death"
+    assert run_one(source, expressions=["1"]).ended == "death"
+
+
+def test_threads_take_their_stacks_of_the_memory_and_no_more():
+    source = (
+        "import threading\nmeet = threading.Barrier(40)\n"
+        "threads = [threading.Thread(target=lambda: (meet.wait(), [0] * 1000)) for _ in range(40)]\n"
+        "[thread.start() for thread in threads]\n[thread.join() for thread in threads]\nprint('yes')"
+    )
+    run = run_one(source)
+    assert (run.ended, run.stdout) == ("done", "yes\n"), run
+
+
 def test_each_test_is_a_process_of_its_own():
     source = "import builtins\nseen = getattr(builtins, 'seen', 0)\nbuiltins.seen = 1\nprint(seen, input())"
     tests = [{"stdin": "a"}, {"stdin": "b"}, {"expressions": ["seen"]}, {"code": "assert seen"}]

@@ -252,7 +252,7 @@ def test_the_journal_logs_signs_and_counts_only_samples_that_took_no_part(
     with Journal(config, status, StopSignal(), max_steps=9, resumed_step=None, totals=RunTotals()) as journal:
         for step in range(1, WINDOW + 1):
             samples = [sample("a", 1.0), sample("b", 2.0), sample("c", None)]
-            batch = Batch([Group(step, PromptRow(0, [1], "p", {}), samples)], 0.0, 0.0, epoch=1.0)
+            batch = Batch([Group(step, PromptRow(0, [1], "p", {}), samples)], 0.0, epoch=1.0)
             journal.batch_arrived(batch, {}, Counts(dropped_crash=step), lost_requests=0, version=1)
             journal.decisions.write(step, journal.judge())
             journal.finish_step(step)

@@ -58,7 +58,7 @@ class TestEnvironment:
 
     @pytest.fixture(autouse=True)
     def clean(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in VARIABLES:
+        for name in (*VARIABLES, "TORCHELASTIC_RUN_ID"):
             monkeypatch.delenv(name, raising=False)
 
     def set(self, monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
@@ -79,12 +79,16 @@ class TestEnvironment:
         check_environment()
         assert (environment_rank(), environment_world_size(), needs_launch(2)) == (0, 1, True)
 
-    @pytest.mark.parametrize("name", ["LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"])
+    @pytest.mark.parametrize("name", ["WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"])
     def test_what_is_missing_is_named(self, name: str, monkeypatch: pytest.MonkeyPatch):
         """As by srun, which sets none of them; without LOCAL_RANK all ranks of a machine would take its first GPU."""
         self.set(monkeypatch, **{key: value for key, value in VARIABLES.items() if key != name})
         with pytest.raises(UsageError, match=f"but {name} is not set .*SLURM_LOCALID"):
             check_environment()
+
+    def test_one_rank_of_torchrun_stays_one(self, monkeypatch: pytest.MonkeyPatch):
+        self.set(monkeypatch, RANK="0", WORLD_SIZE="1", TORCHELASTIC_RUN_ID="none")
+        assert not needs_launch(2)
 
     def test_what_is_no_number_is_named(self, monkeypatch: pytest.MonkeyPatch):
         self.set(monkeypatch, **VARIABLES | {"WORLD_SIZE": "two"})

@@ -81,7 +81,7 @@ def test_output_that_is_closed_is_none_and_output_that_is_lost_is_told(output: s
 
 def test_ctrl_c_before_there_is_anything_to_save_is_one_line():
     program = (
-        "import signal\nfrom grpo_trainer import __main__\n"
+        "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\nfrom grpo_trainer import __main__\n"
         "__main__.main = lambda argv: signal.raise_signal(signal.SIGINT)\n__main__.command()"
     )
     assert end_of(program) == (130, "", "stopped\n")

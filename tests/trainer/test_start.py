@@ -89,9 +89,15 @@ def memory_lines(run: dict[str, object]) -> dict[str, str]:
 
 def before_torch(run_file: Path, rank: str) -> list[str]:
     """What the routes say when the heavy libraries are about to be imported."""
+    of_two = {"WORLD_SIZE": "2", "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     command = [sys.executable, "-c", BEFORE_TORCH, str(run_file), "--server.port", str(free_port())]
     done = subprocess.run(
-        command, env=os.environ | {"RANK": rank}, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        command,
+        env=os.environ | of_two | {"RANK": rank},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

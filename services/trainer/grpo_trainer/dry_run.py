@@ -97,11 +97,7 @@ def _plan(prepared: Prepared) -> Iterator[Line]:
         yield "note", f"run_dir {config.run_dir} holds a run already: go on with --resume, or choose another one"
     for doubt in prepared.doubts():
         yield "note", doubt
-    place = (
-        "by WORLD_SIZE"
-        if "WORLD_SIZE" in os.environ
-        else "on one machine; WORLD_SIZE=N before the command counts those of all"
-    )
+    place = "by WORLD_SIZE" if _told_ranks() else "on one machine; WORLD_SIZE=N before the command counts those of all"
     yield "ranks", f"{_num_ranks(config)} {place}; ZeRO stage {config.deepspeed.zero_stage}"
     bound = (algorithm.max_staleness + 1) * rollout.groups_per_batch
     waits = algorithm.max_staleness and config.weights.in_flight == "wait"
@@ -109,16 +105,20 @@ def _plan(prepared: Prepared) -> Iterator[Line]:
     yield "groups in flight", f"at most {bound} (max_staleness {algorithm.max_staleness}{until})"
 
 
+def _told_ranks() -> int | None:
+    told = os.environ.get("WORLD_SIZE", "")
+    return int(told) if told.isdecimal() and int(told) > 1 else None
+
+
 def _num_ranks(config: RunConfig) -> int:
     """Of all machines, where the environment tells them."""
-    told = os.environ.get("WORLD_SIZE", "")
-    return int(told) if told.isdecimal() and int(told) else config.deepspeed.nproc_per_node
+    return _told_ranks() or config.deepspeed.nproc_per_node
 
 
 def _in_the_way(config: RunConfig) -> Iterator[Line]:
     """What would end a run on this machine at once. Notes, because the run may be meant for another one."""
     run_dir = config.run_dir.absolute()
-    nearest = next(folder for folder in (run_dir, *run_dir.parents) if folder.exists())
+    nearest = next(folder for folder in (run_dir, *run_dir.parents) if os.path.exists(folder))
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         why = "cannot be written to" if nearest.is_dir() else "is no folder"
         yield "note", f"run_dir {config.run_dir} cannot be made here: {nearest} {why}"

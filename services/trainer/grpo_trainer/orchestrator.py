@@ -291,6 +291,8 @@ class Orchestrator:
         try:
             with self.stop.interruptible():
                 while (verdict := self.loop.run(look())) == "waiting":
+                    if self.stop.requested:  # by another rank, whose signal interrupts nothing here
+                        raise StopRequested
                     self.status.beat()
                     self.status.lacks("score" if self.pipeline.lacks_only_scores else "wait")
             if verdict == "lost":

@@ -88,7 +88,7 @@ def run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal)
             hint="lower deepspeed.tokens_per_micro_batch, or see `out of memory` in docs/trainer.md",
         ) from error
     except RuntimeError as error:
-        if is_of_a_lost_rank(error):
+        if environment_world_size() > 1 and is_of_a_lost_rank(error):
             raise of_a_lost_rank(error) from error
         raise
     except StopRequested:

@@ -112,6 +112,7 @@ def _run(request: dict[str, Any], test: dict[str, Any], timeout_s: float) -> dic
     os.lseek(stdin, 0, os.SEEK_SET)
     stdout_reading, stdout_writing = os.pipe()
     verdict_reading, verdict_writing = os.pipe()
+    seal = os.urandom(16).hex()
     pid = os.fork()
     if pid == 0:
         _die_with_parent()
@@ -121,17 +122,17 @@ def _run(request: dict[str, Any], test: dict[str, Any], timeout_s: float) -> dic
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 2)
         os.closerange(4, 256)
-        _become_test(request, test)
+        _become_test(request, test, seal)
     for descriptor in (stdin, stdout_writing, verdict_writing):
         os.close(descriptor)
     try:
-        return _watch(pid, stdout_reading, verdict_reading, timeout_s, request["max_output_bytes"])
+        return _watch(pid, seal, stdout_reading, verdict_reading, timeout_s, request["max_output_bytes"])
     finally:
         os.close(stdout_reading)
         os.close(verdict_reading)
 
 
-def _watch(pid: int, stdout: int, verdict: int, timeout_s: float, max_output_bytes: int) -> dict[str, Any]:
+def _watch(pid: int, seal: str, stdout: int, verdict: int, timeout_s: float, max_output_bytes: int) -> dict[str, Any]:
     """Collect what the test says until it ends, is late, or says too much. Then it is dead in any case."""
     until = time.monotonic() + timeout_s
     collected = {stdout: bytearray(), verdict: bytearray()}
@@ -175,8 +176,8 @@ def _watch(pid: int, stdout: int, verdict: int, timeout_s: float, max_output_byt
         try:
             told = json.loads(bytes(collected[verdict]).decode("utf-8", "replace").rpartition("\n")[2])
             ended, detail, values = told["ended"], told["detail"], told["values"]
-            # A program can write this, too: it has to look right, and what it says is judged elsewhere.
-            if ended not in ("done", "error"):
+            # A program can write to this pipe, too, but the seal it has to look for in its own process.
+            if told["seal"] != seal or ended not in ("done", "error"):
                 raise ValueError("no verdict of ours")
             result["detail"] = None if detail is None else _printable(detail)
             result["values"] = None if values is None else [_printable(value) for value in values]
@@ -204,7 +205,7 @@ def _threads(handle: int) -> int:
         return 0  # it has ended
 
 
-def _become_test(request: dict[str, Any], test: dict[str, Any]) -> None:
+def _become_test(request: dict[str, Any], test: dict[str, Any], seal: str) -> None:
     """Raise the barriers and run the program; does not return."""
     source, code, expressions = request["source"], test.get("code"), test.get("expressions")
     barriers.give_up_privileges()
@@ -256,7 +257,7 @@ def _become_test(request: dict[str, Any], test: dict[str, Any]) -> None:
         except Exception:
             verdict["ended"] = "error"
     finally:
-        os.write(3, b"\n" + json.dumps(verdict).encode())
+        os.write(3, b"\n" + json.dumps(verdict | {"seal": seal}).encode())
         os._exit(0)
 
 

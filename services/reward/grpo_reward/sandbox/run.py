@@ -97,7 +97,8 @@ def _ask(request: Mapping[str, Any], timeout_s: float) -> tuple[Barriers, list[R
             [sys.executable, "-I", "-S", str(LAUNCHER)],
             input=json.dumps({**request, "may_be_open": may_be_open()}).encode(),
             capture_output=True,
-            env={"LANG": "C.UTF-8", "PATH": os.defpath},
+            # glibc would reserve 64 MiB of addresses for each thread, and the limit of memory counts them.
+            env={"LANG": "C.UTF-8", "PATH": os.defpath, "MALLOC_ARENA_MAX": "1"},
             cwd="/",
             timeout=timeout_s,
             check=False,

@@ -23,7 +23,7 @@ from .stop_signal import StopRequested
 log = logging.getLogger(__name__)
 
 END = "end"
-ALONE_S = 30.0
+ALONE_S = 120.0
 """How much later than the first rank the last one may fail in the same update."""
 
 

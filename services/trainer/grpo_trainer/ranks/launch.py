@@ -31,7 +31,8 @@ def environment_world_size() -> int:
 
 def needs_launch(nproc_per_node: int) -> bool:
     """Whether several ranks are configured and no launcher (torchrun, DeepSpeed, Kubernetes) has started them."""
-    return nproc_per_node > 1 and environment_world_size() == 1
+    # torchrun's own store waits for the ranks that it has started, and for no others.
+    return nproc_per_node > 1 and environment_world_size() == 1 and "TORCHELASTIC_RUN_ID" not in os.environ
 
 
 def check_environment() -> None:
@@ -39,7 +40,7 @@ def check_environment() -> None:
     numbers = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
     given = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     wrong = [f"{name} is {given[name]!r}" for name in numbers if name in given and not given[name].isdecimal()]
-    if not wrong and environment_world_size() > 1:
+    if not wrong and (environment_world_size() > 1 or ("WORLD_SIZE" not in given and given.get("RANK", "0") != "0")):
         wrong = [f"{name} is not set" for name in VARIABLES if name not in given]
     if wrong and "RANK" in given:
         raise UsageError(

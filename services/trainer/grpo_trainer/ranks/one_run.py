@@ -15,17 +15,18 @@ import grpo_proto
 from ..config.changes import changes
 from ..config.run_config import RunConfig
 from ..errors import UsageError
+from ..extension import file_hash
 
 log = logging.getLogger(__name__)
 
-SECTIONS = ("seed", "model", "optimizer", "deepspeed", "algorithm", "rollout")
+SECTIONS = ("model", "optimizer", "deepspeed", "algorithm", "rollout")
 """Settings that decide what a rank computes."""
 LIBRARIES = ("torch", "transformers", "deepspeed", "peft")
 
 
 def told_of(config: RunConfig) -> dict[str, Any]:
     """Return what rank 0 tells the others of its settings and its code, as JSON."""
-    return {"settings": config.model_dump(mode="json", include=set(SECTIONS)), "code": _code()}
+    return {"settings": config.model_dump(mode="json", include={"seed", *SECTIONS}), "code": _code(config)}
 
 
 def taken_over(config: RunConfig, told: dict[str, Any]) -> RunConfig:
@@ -33,27 +34,38 @@ def taken_over(config: RunConfig, told: dict[str, Any]) -> RunConfig:
 
     Raises UsageError when the code is another one.
     """
-    here = _code()
-    other = [f"{name} {here[name]} here, {there} there" for name, there in told["code"].items() if here[name] != there]
+    settings = told["settings"]
+    sections = {name: type(getattr(config, name)).model_validate(settings[name]) for name in SECTIONS}
+    theirs = config.model_copy(update={"seed": settings["seed"], **sections})
+    here = _code(theirs)
+    other = [
+        f"{name} {here.get(name, 'none')} here, {there} there"
+        for name, there in told["code"].items()
+        if here.get(name, "none") != there
+    ]
     if other:
         raise UsageError(
             f"this machine and that of rank 0 train by other code: {'; '.join(other)}",
             hint="install the same releases on all machines",
         )
-    theirs = RunConfig.model_validate(config.model_dump(mode="json") | told["settings"])
-    before = config.model_dump(mode="json", include=set(SECTIONS))
+    before = config.model_dump(mode="json", include={"seed", *SECTIONS})
+    if before["algorithm"]["router_aux_loss_coef"] == "model":  # rank 0 has read which that is
+        before["algorithm"]["router_aux_loss_coef"] = settings["algorithm"]["router_aux_loss_coef"]
     for change in changes(before, theirs):
         log.warning("rank 0's settings hold on every machine: %s here", change)
     return theirs
 
 
-def _code() -> dict[str, str]:
-    """Library → version; of this project the hash of its files, because a checkout keeps its version for long."""
+def _code(config: RunConfig) -> dict[str, str]:
+    """Library → version; of this project the hash of its files, because a checkout keeps its version for long. A loss
+    and a normaliser of the user's own by the hashes of their files."""
     digest = hashlib.sha256()
     for package in (Path(__file__).parents[1], Path(grpo_proto.__file__).parent):
         for path in sorted(package.rglob("*.py")):
             digest.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
-    return {"grpo_trainer": digest.hexdigest()[:16]} | {name: _version(name) for name in LIBRARIES}
+    own = {name: file_hash(name) for name in (config.algorithm.surrogate_name, config.algorithm.normaliser_name)}
+    found = {"grpo_trainer": digest.hexdigest()[:16]} | {name: _version(name) for name in LIBRARIES}
+    return found | {name: one[:16] for name, one in own.items() if one}
 
 
 def _version(library: str) -> str:

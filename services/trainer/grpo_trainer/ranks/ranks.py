@@ -106,7 +106,8 @@ def _ranks_may_be_gone() -> Iterator[None]:
 
 def is_of_a_lost_rank(error: RuntimeError) -> bool:
     """Whether a collective, which an engine's library called, has failed because another rank is gone."""
-    return isinstance(error, dist.DistError) or "/gloo/transport/" in str(error)
+    lost = ("/gloo/transport/", "remote process exited", "Connection closed by", "Connection reset by")
+    return any(text in str(error) for text in lost)
 
 
 def of_a_lost_rank(error: RuntimeError) -> RunError:
