@@ -17,6 +17,13 @@ MAX_DEPTH = 50
 _TOKEN = re.compile(r"[0-9]+|[-+*/()]")
 _NOTHING_ELSE = re.compile(r"(?:[ \t]*+(?:0(?![0-9])|[1-9][0-9]*+|[-+*/()]))*+")
 """Possessive, so that it looks at every character once."""
+_SIGNS = {
+    "×": "*", "·": "*", "⋅": "*", "÷": "/", "−": "-", "\\times": "*", "\\cdot": "*", "\\div": "/", "\\left(": "(",
+    "\\right)": ")",
+}  # fmt: skip
+"""Operators as mathematics and LaTeX write them."""
+_SIGN = re.compile("|".join(f"{re.escape(sign)}(?![A-Za-z])" for sign in _SIGNS))
+_WRAPPED = re.compile(r"\$([^$]*)\$|\\\((.*)\\\)|\\boxed\{([^{}]*)\}")
 _INTEGER = re.compile(r"-?[0-9]+")
 _NUMPY = re.compile(
     r"\b(?:np|numpy|torch)\.|\b(?:array|tensor)\b|\bu?int\d+\b|\bfloat\d+\b|\bdtype\s*=|(?<=\d)\.0*(?![\d.eE])"
@@ -50,8 +57,9 @@ def countdown(
 
     The first `<answer>…</answer>` without a line break behind the thought counts, without one there the first of the
     whole completion, and in it what stands before the first `=` (`<answer>(1 + 2) / 3 = 1</answer>`). Allowed are ASCII
-    integers without leading zeros, `+ - * /`, signs, parentheses, blanks and tabs. Everything else, `//`, `**` and
-    `1.5` too, scores 0, and so do a division by zero and more than 1,000 characters. Arithmetic is exact, in rational
+    integers without leading zeros, `+ - * /` (also as `× ÷ · −`, `\\times`, `\\div`, `\\cdot`), signs, parentheses,
+    blanks and tabs, and around all of it `$…$`, `\\(…\\)` or `\\boxed{…}`. Everything else, `//`, `**` and `1.5` too,
+    scores 0, and so do a division by zero and more than 1,000 characters. Arithmetic is exact, in rational
     numbers, so `target` is compared exactly: 0.1 means one tenth.
 
     `nums` may also be text, such as `[44, 19, 35]` from a CSV file, and so may each number in the list and `target`;
@@ -65,7 +73,7 @@ def countdown(
     answer = answer_block(completion, one_line=True, truncated=truncated)
     if answer is None:
         return Score(0.0)
-    expression = answer.partition("=")[0].strip()
+    expression = _written_plainly(answer)
     log = {"expression": expression[:200]}
     try:
         tokens = _tokens(expression)
@@ -105,6 +113,15 @@ def _target(target: int | float | str) -> Fraction | int:
     except (ValueError, ZeroDivisionError):
         pass
     raise ValueError(f"the column target is no number that could be reached: {text[:100]!r}")
+
+
+def _written_plainly(answer: str) -> str:
+    """What stands before the first `=`, with the operators of ASCII and nothing around it."""
+    text = answer
+    for _ in range(2):  # `$\\boxed{…}$`
+        wrapped = _WRAPPED.fullmatch(text.strip())
+        text = next((part for part in wrapped.groups() if part is not None), "") if wrapped else text
+    return _SIGN.sub(lambda sign: _SIGNS[sign.group()], text.partition("=")[0]).strip()
 
 
 def _tokens(expression: str) -> list[str]:
