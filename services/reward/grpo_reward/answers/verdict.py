@@ -129,6 +129,7 @@ def _warm_up() -> None:
         ("\\sqrt{8}", "2\\sqrt{2}"),
         ("(1, 2)", "[1, 2)"),
         ("x=1", "1"),
+        ("(0, 1)", "0 < x < 1"),
     ]
     for gold, answer in [*pairs, ("We have 3 of them. It is $5$ or 7 then", "6 and that is all of it")]:
         judged(f"${gold}$", lambda _, answer=answer: answer)  # type: ignore[misc]
