@@ -68,11 +68,11 @@ def test_an_empty_token_is_none_that_somebody_believes_in(monkeypatch: pytest.Mo
         server_tokens()
 
 
-@pytest.mark.parametrize("token", ["line1\nline2", "s\u00e9cret", "two words", "tab\tin it"])
+@pytest.mark.parametrize("token", ["line1\nline2", "s\u00e9cret", "tab\tin it"])
 def test_a_token_that_no_header_carries_is_refused_unshown(monkeypatch: pytest.MonkeyPatch, token: str):
     monkeypatch.setenv("GRPO_API_TOKEN", token)
     for refused in (server_tokens, lambda: RewardClient("http://127.0.0.1:1")):
-        with pytest.raises((TokenError, ValueError), match="use printable ASCII without spaces") as told:
+        with pytest.raises((TokenError, ValueError), match="use printable ASCII") as told:
             refused()
         assert token[:4] not in str(told.value)
 

@@ -340,7 +340,7 @@ def test_what_has_not_begun_in_time_is_late():
 def test_the_environment_is_empty(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GRPO_API_TOKEN", SECRET)
     run = run_one("import os\nprint(sorted(os.environ))")
-    assert run.stdout == "['LANG', 'PATH']\n"
+    assert run.stdout == "['LANG', 'MALLOC_ARENA_MAX', 'PATH']\n"
 
 
 def test_a_broken_sandbox_says_nothing_about_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -79,8 +79,7 @@ class ServiceClient:
         token = (token if token is not None else os.environ.get(TOKEN_VARIABLE, "")).strip()
         if not is_sendable(token):
             raise ValueError(
-                f"the token (${TOKEN_VARIABLE}) holds a character that no header carries: use printable ASCII without "
-                "spaces"
+                f"the token (${TOKEN_VARIABLE}) holds a character that no header carries: use printable ASCII"
             )
         self.probe_timeout_s = probe_timeout_s
         # Ignore the environment's proxy: it is for the outside world, never for these servers. That also ignores

@@ -13,7 +13,8 @@ USAGE = """usage: grpo-rollout serve MODEL [vLLM's engine flags]
 
 Serve MODEL, a folder or a name on the Hugging Face Hub, and take new weights from a trainer.
 `grpo-rollout serve --help` lists all flags, vLLM's and grpo-rollout's. Refused are --api-server-count and
---data-parallel-size above 1, --grpc, another --worker-extension-cls and, on a CPU, --enable-chunked-prefill.
+--data-parallel-size above 1, --grpc, --api-key, another --logprobs-mode or --worker-extension-cls and, on a CPU,
+--enable-chunked-prefill.
 """
 
 
