@@ -9,7 +9,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from .errors import UsageError, storage_error_class
+from .errors import RunError, UsageError, storage_error_class
 
 WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
 """What a full disk may raise: RuntimeError in torch, and an error of its own in safetensors."""
@@ -48,6 +48,14 @@ def write_folder_atomically(path: Path, write: Callable[[Path], None]) -> None:
         path.rename(old)  # also possible where nothing in it may be removed
     temporary.rename(path)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def save_folder(path: Path, write: Callable[[Path], None]) -> None:
+    """Write a folder that a command leaves, whole or not at all. Raises RunError where it cannot be written."""
+    try:
+        write_folder_atomically(path, write)
+    except WRITE_ERRORS as error:
+        raise RunError(f"{path} cannot be written: {error}", hint="free some space") from error
 
 
 def rehearse_folder(path: Path, write: Callable[[Path], None], *, num_bytes: int) -> None:

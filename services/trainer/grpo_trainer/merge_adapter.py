@@ -8,10 +8,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from .atomic_file import WRITE_ERRORS, check_new_folder, rehearse_folder, write_folder_atomically
+from .atomic_file import check_new_folder, rehearse_folder, save_folder
 from .config.lora import described_by
 from .config.model import ModelConfig
-from .errors import RunError, UsageError
+from .errors import UsageError
 from .model_files import NF4_MARK, ModelFiles, refuse_missing_folder
 
 
@@ -95,8 +95,5 @@ def merge_adapter(adapter: Path, folder: Path, *, model: str | None, dtype: str,
 
     rehearse_folder(folder, lambda part: write(part, {}), num_bytes=num_bytes)
     state = added.merged_state(getattr(torch, dtype))
-    try:
-        write_folder_atomically(folder, lambda part: write(part, state))
-    except WRITE_ERRORS as error:
-        raise RunError(f"{folder} cannot be written: {error}", hint="free some space") from error
+    save_folder(folder, lambda part: write(part, state))
     return len(added.layers)

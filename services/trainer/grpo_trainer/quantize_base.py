@@ -9,9 +9,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from .atomic_file import WRITE_ERRORS, check_new_folder, rehearse_folder, write_folder_atomically
+from .atomic_file import check_new_folder, rehearse_folder, save_folder
 from .config.model import ModelConfig
-from .errors import RunError, UsageError
+from .errors import UsageError
 from .model_files import NF4_MARK, ModelFiles
 
 
@@ -62,10 +62,7 @@ def quantize_base(config: ModelConfig, folder: Path) -> str:
         (part / NF4_MARK).write_text(json.dumps(mark | {"weights": rounded}, indent=1) + "\n")
         (part / "README.md").write_text(_card(config))
 
-    try:
-        write_folder_atomically(folder, write)
-    except WRITE_ERRORS as error:
-        raise RunError(f"{folder} cannot be written: {error}", hint="free some space") from error
+    save_folder(folder, write)
     return f"{len(rounded)} linear layers, {count:,} of {total:,} weights, have the values of NF4"
 
 

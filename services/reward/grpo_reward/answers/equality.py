@@ -109,7 +109,7 @@ def _region(value: Any) -> Set | None:
         return value.as_set()
     except (MemoryError, RecursionError, OSError, ImportError):
         raise
-    except Exception:
+    except Exception:  # sympy raises anything for inequalities that it cannot solve
         return None
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..atomic_file import WRITE_ERRORS, check_new_folder, rehearse_folder, write_folder_atomically
+from ..atomic_file import check_new_folder, rehearse_folder, save_folder
 from ..config.cold_start import ColdStartConfig
 from ..config.settings import read_config
 from ..errors import RunError, UsageError, model_error_class
@@ -219,11 +219,7 @@ class _Saved:
         self._model.to(self._dtype)
         state = self._adapter.merged_state(self._dtype) if self._adapter else None
         tensors = self._adapter.tensors() if self._adapter else {}
-        folder = self._config.output_dir
-        try:
-            write_folder_atomically(folder, lambda part: self._write(part, state, tensors))
-        except WRITE_ERRORS as error:
-            raise RunError(f"{folder} cannot be written: {error}", hint="free some space") from error
+        save_folder(self._config.output_dir, lambda part: self._write(part, state, tensors))
 
     def _write(self, part: Path, state: dict[str, Any] | None, tensors: dict[str, Any]) -> None:
         from ..lora.files import write_adapter
