@@ -2,12 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from grpo_trainer.config.changes import changed_settings
 from grpo_trainer.config.doubts import doubts
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.config.settings import read_config, write_resolved
@@ -290,53 +288,6 @@ def test_clips_that_a_loss_does_not_read_or_reads_otherwise_are_named(run_file: 
 def test_a_stop_text_is_not_empty(run_file: Path):
     with pytest.raises(UsageError, match=r"rollout\.stop\.1: .*at least 1 character"):
         read(run_file, "--rollout.stop", "END,")
-
-
-def test_a_resume_names_each_setting_that_changed_and_no_parameter_of_own_code(run_file: Path, tmp_path: Path):
-    before = tmp_path / "before.yaml"
-    write_resolved(read(run_file), before)
-    assert changed_settings(before, read(run_file)) == []
-    flags = (
-        "--max_steps",
-        "77",
-        "--algorithm.loss_type",
-        "sapo",
-        "--algorithm.params",
-        '{"sapo_temperature_pos": 0.5}',
-    )
-    flags += ("--reward.params", '{"format": {"api_key": "not-to-be-shown"}}', "--model.lora.r", "4")
-    changes = changed_settings(before, read(run_file, *flags))
-    assert [line.split(" is ")[0] for line in changes] == [
-        "max_steps", "model.lora", "reward.params.format", "algorithm.loss_type",
-        "algorithm.params.sapo_temperature_pos",
-    ]  # fmt: skip
-    assert "algorithm.loss_type is sapo, was dapo" in changes
-    assert "not-to-be-shown" not in str(changes)
-
-
-def test_a_resume_names_what_changed_of_each_dataset(run_file: Path, tmp_path: Path):
-    before, sets = tmp_path / "before.yaml", tmp_path / "sets.yaml"
-
-    def with_sets(**datasets: dict[str, Any]) -> RunConfig:
-        sets.write_text(yaml.safe_dump({"data": {"dataset": None, "datasets": datasets}}))
-        return read(run_file, sets)
-
-    one, two = {"dataset": "a.jsonl", "ratio": 0.5}, {"dataset": "b.jsonl", "ratio": 0.5}
-    write_resolved(with_sets(first=one, second=two), before)
-    changes = changed_settings(before, with_sets(first={**one, "ratio": 0.25}, third={**two, "ratio": 0.75}))
-    assert changes == [
-        "data.datasets.first.ratio is 0.25, was 0.5",
-        "data.datasets.second is gone",
-        "data.datasets.third is new",
-    ]
-
-
-@pytest.mark.parametrize("text", ["a: 'half", "- a list", "", "\ttab: 1"])
-def test_a_run_file_that_cannot_be_read_holds_no_resume_up(text: str, run_file: Path, tmp_path: Path):
-    before = tmp_path / "before.yaml"
-    assert changed_settings(before, read(run_file)) == []
-    before.write_text(text)
-    assert changed_settings(before, read(run_file)) == []
 
 
 def test_an_unknown_key_in_a_file_names_the_nearest_one(run_file: Path, tmp_path: Path):

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
+from grpo_proto.messages.rollout import LEAST_TEMPERATURE
+
 from .algorithm import AlgorithmConfig
 from .checkpoint import CheckpointConfig
 from .data import DataConfig
@@ -30,7 +32,7 @@ class RolloutConfig(Section):
     num_generations: int = Field(8, ge=1, description="Completions per prompt: the size G of a group.")
     generation_batch_size: int = Field(512, ge=1, description="Completions per step; num_generations divides it.")
     max_completion_length: int = Field(512, ge=1, description="Limit of a completion in tokens.")
-    temperature: float = Field(1.0, ge=0.01, le=2.0, description="From 0.01 to 2, as vLLM samples.")
+    temperature: float = Field(1.0, ge=LEAST_TEMPERATURE, le=2.0, description="From 0.01 to 2, as vLLM samples.")
     top_p: float = Field(1.0, gt=0.0, le=1.0)
     top_k: int = Field(0, ge=0, description="0: no limit.")
     min_p: Share = 0.0
