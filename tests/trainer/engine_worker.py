@@ -17,6 +17,7 @@ from tests.trainer.made_engines import (
     balanced,
     equal,
     exported,
+    imitation_of,
     new_engine,
     pushed,
     reference_weights,
@@ -50,6 +51,7 @@ def gradient(
     top_quantile: float = 1.0,
     entropy_coef: float = 0.01,
     share: str = "never",
+    imitates: bool = False,
 ) -> dict[str, Any]:
     """The engine's gradient of one update: plain descent with a huge rate, then the difference of the weights.
 
@@ -72,11 +74,11 @@ def gradient(
     before = weights(engine)
     engine.prepare(updates)
     passes = LayerPasses(engine)
-    metrics = engine.update(updates[0])
+    metrics = engine.update(updates[0], imitation_of(engine, budget=budget) if imitates else None)
     after = weights(engine)
     found = {name: (before[name].double() - after[name].double()) / GRADIENT_SCALE for name in before}
     if engine.rank == 0:
-        name = "" if share == "never" else "-shared"
+        name = "-imitation" if imitates else "" if share == "never" else "-shared"
         torch.save(found, folder / f"gradient-{engine.world_size}-{stage}-{budget}-{checkpointing}-{count}{name}.pt")
     shared = [batch.layout is not None for batch in updates[0]]
     return metrics | {
@@ -374,6 +376,7 @@ def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
             read = {"top_quantile": top_quantile, "entropy_coef": entropy_coef}
             shared = partial(gradient, folder, stage, 80, True, 20, share="auto", **read)
             found[f"gradient {stage} 80 True 20 shared"] = shared
+            found[f"gradient {stage} 80 True 20 imitation"] = partial(shared, imitates=True)
         found["unread"] = partial(unread, folder)
         for name, model in EXPORTED.items():
             stage, dtype, *_ = name.split()

@@ -27,6 +27,9 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "rows/questions.jsonl": [{"question": row["problem"], "solution": row["solution"]} for row in MATH],
     "rows/held_out.jsonl": [{"question": row["problem"], "solution": row["solution"]} for row in MATH[:2]],
     "rows/prompts.jsonl": PROMPTS,
+    "rows/talks.jsonl": [
+        {"messages": [*row["prompt"], {"role": "assistant", "content": row["solution"]}]} for row in PROMPTS
+    ],
 }
 FILES = {
     "examples/train/grpo/prompt.txt": "You think in <think> </think>, and answer in <answer> </answer>.\n",

@@ -6,7 +6,7 @@ from typing import Any
 import deepspeed
 import torch
 from safetensors.torch import load_file
-from tests.trainer.made_episodes import VERSION, Taken, build_updates, decided, make_taken
+from tests.trainer.made_episodes import VERSION, Taken, build_updates, decided, made_imitation, make_taken
 from transformers import AutoModelForCausalLM
 
 from grpo_proto.transport import plan_manifest, view_tensor
@@ -15,6 +15,7 @@ from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.lora import LoraConfig
 from grpo_trainer.config.optimization import DeepSpeedConfig, OptimizerConfig
 from grpo_trainer.config.run_config import ModelConfig
+from grpo_trainer.engine.imitation import Imitation
 from grpo_trainer.engine.output_head import Policy
 from grpo_trainer.engine.training_engine import TrainingEngine
 
@@ -103,6 +104,11 @@ def updates_of(
         device=engine.device,
         prefixes=None if padded else engine.prefixes,
     )
+
+
+def imitation_of(engine: TrainingEngine, *, budget: int) -> Imitation:
+    """The part of a rank."""
+    return made_imitation(budget=budget, rank=engine.rank, world_size=engine.world_size, prefixes=engine.prefixes)
 
 
 def balanced(folder: Path, stage: int) -> dict[str, Any]:

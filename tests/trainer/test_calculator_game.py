@@ -11,9 +11,9 @@ from examples.calculator import make_data, make_model
 from examples.calculator.game import Game, calc
 from transformers import AutoTokenizer
 
-from grpo_trainer.cold_start.examples import load_examples
 from grpo_trainer.config.cold_start import ColdStartConfig
 from grpo_trainer.config.settings import read_config
+from grpo_trainer.data.demonstrations import load_examples
 from grpo_trainer.data.sources import read_rows
 
 GAME = Path(__file__).parents[2] / "examples/calculator"

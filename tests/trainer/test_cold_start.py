@@ -13,10 +13,10 @@ from tests.tiny_model import CHAT_TEMPLATE, make_tokenizer, save_tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_trainer.cold_start.command import main, run_cold_start
-from grpo_trainer.cold_start.examples import load_examples
 from grpo_trainer.config.cold_start import ColdStartConfig
 from grpo_trainer.config.lora import LoraConfig
 from grpo_trainer.config.run_config import DataConfig
+from grpo_trainer.data.demonstrations import load_examples
 from grpo_trainer.data.rows import load_prompt_rows
 from grpo_trainer.errors import UnavailableError, UsageError
 from grpo_trainer.lora.adapter import Adapter

@@ -12,6 +12,7 @@ from tests.tiny_model import make_tokenizer, save_tiny_model
 
 from grpo_trainer.checkpoint.continuity import check_continuity, kept_of, kept_of_rows
 from grpo_trainer.config.run_config import RunConfig
+from grpo_trainer.data.demonstrations import load_demonstrations
 from grpo_trainer.data.run_rows import load_eval_sets, load_training_rows
 from grpo_trainer.errors import UsageError
 
@@ -50,7 +51,8 @@ def facts_of(models: Path, **changes: Any) -> dict[str, Any]:
     config = RunConfig.model_validate(content)
     tokenizer = make_tokenizer()
     rows, held_out = load_training_rows(config.data, tokenizer), load_eval_sets(config.data, tokenizer)
-    return kept_of(config) | kept_of_rows(config, rows, held_out)
+    demonstrations = load_demonstrations(config.chord, config.data, tokenizer)
+    return kept_of(config) | kept_of_rows(config, rows, held_out, demonstrations)
 
 
 @pytest.fixture
@@ -155,6 +157,19 @@ def test_what_leaves_each_position_its_row_is_one_warning(
     said = told(saved, facts_of(models, **changes), caplog)
     assert said.startswith(f"{name} has changed since the checkpoint of step 3: it was {values}")
     assert "\n" not in said
+
+
+def test_other_demonstrations_are_one_warning(saved: Any, models: Path, caplog: pytest.LogCaptureFixture):
+    talks = [json.dumps({"question": word, "completion": word}) for word in WORDS]
+    chord = {"dataset": "talks.jsonl", "batch_size": 2, "mu_peak": 0.5}
+    Path("talks.jsonl").write_text("\n".join(talks))
+    before = {"step": 3, **facts_of(models, chord=chord)}
+    assert told(before, facts_of(models, chord=chord | {"batch_size": 3}), caplog) == ""
+    Path("talks.jsonl").write_text("\n".join(reversed(talks)))
+    said = told(before, facts_of(models, chord=chord), caplog)
+    assert said.startswith("chord.dataset has changed since the checkpoint of step 3: it was 4 rows of talks.jsonl and")
+    assert "\n" not in said
+    assert told(saved, facts_of(models, chord=chord), caplog) == ""
 
 
 def test_a_checkpoint_of_an_older_release_goes_on_with_one_line(

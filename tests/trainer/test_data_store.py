@@ -107,9 +107,9 @@ class TestStore:
         config = DataConfig(dataset=dataset)
         rows, held_out = load_training_rows(config, tokenizer), load_eval_sets(config, tokenizer)
         [largest] = tokenizer("~")["input_ids"]
-        check_vocabulary(rows, held_out, vocab_size=largest + 1)
+        check_vocabulary(rows, held_out, [], vocab_size=largest + 1)
         with pytest.raises(UsageError, match=f"hold token {largest}, and the model's vocabulary ends at {largest - 1}"):
-            check_vocabulary(rows, held_out, vocab_size=largest)
+            check_vocabulary(rows, held_out, [], vocab_size=largest)
 
     def test_all_prompts_are_too_long(self, tmp_path, tokenizer):
         dataset = write(tmp_path / "rows.jsonl", {"prompt": "x" * 70}, {"prompt": "x" * 90})

@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_reward.rewards.countdown import countdown
 from grpo_reward.rewards.format import format_reward
-from grpo_trainer.cold_start.examples import load_examples
 from grpo_trainer.config.cold_start import ColdStartConfig
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.config.settings import read_config
+from grpo_trainer.data.demonstrations import load_examples
 from grpo_trainer.data.recipes.countdown import QUESTION
 from grpo_trainer.data.rows import load_prompt_rows
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.tiny_model import make_model, make_tokenizer
 from tests.trainer.engine_cases import BALANCED, EXPORTED, SHARED
-from tests.trainer.made_episodes import VERSION, build_updates, decided, make_taken
+from tests.trainer.made_episodes import VERSION, build_updates, decided, made_imitation, make_taken
 from tests.trainer.spawned_ranks import MARKS, run_ranks
 from torch import nn
 from transformers import (
@@ -23,6 +23,7 @@ from grpo_trainer.algorithm.loss import old_logprobs, policy_loss
 from grpo_trainer.algorithm.surrogates.clipped import clipped
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.run_config import ModelConfig
+from grpo_trainer.engine.imitation import Imitation
 from grpo_trainer.engine.model import load_policy
 from grpo_trainer.engine.prefix_sharing import prefix_sharing_for
 from grpo_trainer.engine.state import read_engine_state
@@ -64,7 +65,7 @@ def two_ranks(folder: Path) -> list[dict[str, Any]]:
 
 
 def plain_gradient(
-    folder: Path, count: int, top_quantile: float, entropy_coef: float
+    folder: Path, count: int, top_quantile: float, entropy_coef: float, imitation: Imitation | None = None
 ) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and gradient of the worker's `gradient` scenario: one model, one micro-batch, no DeepSpeed, two passes."""
     algorithm = AlgorithmConfig(
@@ -84,7 +85,12 @@ def plain_gradient(
     batch.old_logprobs_N, batch.ref_logprobs_N = old_logprobs(batch, logprobs_N), logprobs_N.detach()
     mark_high_entropy([batch], [entropy_N.detach()], top_quantile=top_quantile)
     loss, _ = policy_loss(logprobs_N, entropy_N, batch, algorithm, clipped)
-    loss.backward()
+    if imitation is None:
+        loss.backward()
+    else:
+        [demonstrated] = imitation.micro_batches
+        imitated, _ = imitation.loss(policy, demonstrated)
+        ((1.0 - imitation.mu) * loss + imitation.mu * imitated).backward()
     return loss.item(), {name: p.grad.double() for name, p in policy.model.named_parameters() if p.grad is not None}
 
 
@@ -126,6 +132,17 @@ def test_shared_prefixes_change_neither_loss_nor_gradient(
     assert all(of_rank["shared_micro_batches"] > 0 for of_rank in metrics)
     found = torch.load(folder / f"gradient-2-{stage}-80-True-20-shared.pt", weights_only=True)
     assert_equals(plain_gradient(folder, 20, top_quantile, entropy_coef), found, metrics)
+
+
+@pytest.mark.parametrize(("stage", "top_quantile", "entropy_coef"), SHARED)
+def test_demonstrations_have_their_share_of_the_gradient(
+    folder: Path, two_ranks: list[dict[str, Any]], stage: int, top_quantile: float, entropy_coef: float
+):
+    metrics = [result[f"gradient {stage} 80 True 20 imitation"] for result in two_ranks]
+    found = torch.load(folder / f"gradient-2-{stage}-80-True-20-imitation.pt", weights_only=True)
+    alone = made_imitation(budget=10_000)
+    assert_equals(plain_gradient(folder, 20, top_quantile, entropy_coef, alone), found, metrics)
+    assert all(of_rank["chord/mu"] == alone.mu for of_rank in metrics)
 
 
 def test_layers_that_do_not_read_the_shared_prefixes_are_an_error_on_every_rank(two_ranks: list[dict[str, Any]]):

@@ -45,7 +45,9 @@ def test_a_policy_changes_by_an_update_with_a_rate_and_a_finite_gradient(monkeyp
         config = SimpleNamespace(deepspeed=SimpleNamespace(tokens_per_micro_batch=8), algorithm=AlgorithmConfig())
         orchestrator = SimpleNamespace(batch_used=lambda: None)
         journal = SimpleNamespace(stage=lambda _: nullcontext(), add=lambda _: None, updated=lambda _: None)
-        run: Any = SimpleNamespace(config=config, crew=crew, orchestrator=orchestrator, journal=journal, prefixes=None)
+        run: Any = SimpleNamespace(
+            config=config, crew=crew, orchestrator=orchestrator, journal=journal, prefixes=None, demonstrations=None
+        )
         return loop.optimize(run, [], version=1)
 
     monkeypatch.setattr(loop, "count_updates", lambda _: 1)
@@ -61,7 +63,9 @@ def test_the_reference_moves_after_the_updates_of_every_so_many_steps(monkeypatc
     config = SimpleNamespace(deepspeed=SimpleNamespace(tokens_per_micro_batch=8), algorithm=algorithm)
     journal = SimpleNamespace(stage=lambda _: nullcontext(), add=lambda _: None, updated=lambda _: None)
     orchestrator = SimpleNamespace(batch_used=lambda: None)
-    run: Any = SimpleNamespace(config=config, crew=crew, orchestrator=orchestrator, journal=journal, prefixes=None)
+    run: Any = SimpleNamespace(
+        config=config, crew=crew, orchestrator=orchestrator, journal=journal, prefixes=None, demonstrations=None
+    )
     monkeypatch.setattr(loop, "count_updates", lambda _: 1)
     for step in range(1, 6):
 

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from tests.tiny_model import make_tokenizer
 from tests.trainer.importing import as_in_a_new_process
 
-from grpo_trainer.cold_start.examples import load_examples
 from grpo_trainer.config.cold_start import ColdStartData
 from grpo_trainer.config.run_config import DataConfig
+from grpo_trainer.data.demonstrations import load_examples
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.data.recipes import RECIPES, with_system
 from grpo_trainer.data.rows import load_prompt_rows

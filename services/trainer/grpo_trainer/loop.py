@@ -11,12 +11,14 @@ from collections import Counter
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any, TypeVar
 
 from grpo_proto import ServiceError
 
 from .algorithm.batching import parts_of_ranks, tokens_of_updates
 from .algorithm.decisions import training_sequences
+from .algorithm.demonstrations import Demonstrations, mu_of
 from .algorithm.kl_in_reward import penalize, sequences_to_compare
 from .algorithm.named_arrays import to_arrays
 from .algorithm.planning import count_updates, plan_updates, token_counts
@@ -57,6 +59,7 @@ class Run:
     max_steps: int
     canary_rule: Rule
     prefixes: PrefixSharing | None
+    demonstrations: Demonstrations | None
     best: BestCheckpoint
     callbacks: Callbacks
     kept: Mapping[str, Any]
@@ -243,13 +246,14 @@ def optimize(run: Run, sequences: list[TrainingSequence], *, version: int) -> bo
             hand_out(run, sequences, of=sequences, version=version)
             run.journal.add(surveyed(run.crew.do("survey")))
         _, num_tokens = hand_out(run, computed, of=sequences, version=version)
-        run.journal.add(token_counts(computed, num_tokens, shares=run.prefixes is not None))
+        run.journal.add(token_counts(computed, sum(num_tokens), shares=run.prefixes is not None))
         run.crew.do("prepare")
     results: list[dict[str, float]] = []
     with run.journal.stage("train"):
         try:
-            for number in (number for _ in range(algorithm.num_iterations) for number in range(num_updates)):
-                results.append(run.crew.do("update", number))  # noqa: PERF401 - those before an error stay
+            for passed, number in product(range(algorithm.num_iterations), range(num_updates)):
+                imitate(run, passed * algorithm.steps_per_generation + number, version=version)
+                results.append(run.crew.do("update", number))
         finally:
             if results or not sequences:
                 run.orchestrator.batch_used()
@@ -261,12 +265,29 @@ def optimize(run: Run, sequences: list[TrainingSequence], *, version: int) -> bo
     return any(result["learning_rate"] > 0 and result["grad_norm"] > 0 for result in made)
 
 
+def imitate(run: Run, number: int, *, version: int) -> None:
+    """Give each rank its part of the demonstrations of a batch's optimizer update `number`, from 0."""
+    if run.demonstrations is None:
+        return
+    chord, algorithm = run.demonstrations.config, run.config.algorithm
+    number += (version - 1) * algorithm.num_iterations * algorithm.steps_per_generation
+    if (mu := mu_of(chord, number)) > 0.0:
+        taken = run.demonstrations.of_update(number, version=version)
+        hand_out(run, taken, mu, chord.enable_phi_function, command="imitate", of=taken, version=version)
+
+
 def hand_out(
-    run: Run, computed: list[TrainingSequence], *, of: list[TrainingSequence], version: int
-) -> tuple[list[list[TrainingSequence]], int]:
+    run: Run,
+    computed: list[TrainingSequence],
+    *arguments: Any,
+    of: list[TrainingSequence],
+    version: int,
+    command: str = "batch",
+) -> tuple[list[list[TrainingSequence]], list[Any]]:
     """Give each rank its part of the sequences to compute, which are some of those of the batch or all.
 
-    Returns the parts, each in the order of its rank's micro-batches, and the tokens of a pass over all of them.
+    Returns the parts, each in the order of its rank's micro-batches, and what each rank answers to the `command`: to
+    `batch` the tokens of a pass over its part.
     """
     world_size = run.crew.ranks.world_size
     plan = plan_updates(
@@ -277,8 +298,8 @@ def hand_out(
         num_updates=count_updates(of),
     )
     parts, plans = parts_of_ranks(computed, plan, world_size)
-    arrays = [to_arrays(part) for part in parts]
-    return parts, sum(run.crew.gather("batch", plans, tokens_of_updates(of, plan), version, each=arrays))
+    told = plans, tokens_of_updates(of, plan), version, *arguments
+    return parts, run.crew.gather(command, *told, each=[to_arrays(part) for part in parts])
 
 
 def wait_for_sequences_in_flight(run: Run) -> None:

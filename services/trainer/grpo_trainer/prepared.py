@@ -11,6 +11,7 @@ from grpo_proto.messages.weights import Kind
 
 from .config.doubts import doubts
 from .config.run_config import RunConfig
+from .data.demonstrations import Example, load_demonstrations
 from .data.episode_rows import RowsOfEpisodes
 from .data.repeats import repeats
 from .data.run_rows import (
@@ -45,6 +46,7 @@ class Prepared:
     rows: TrainingRows
     eval_rows: HeldOutRows
     family: PretrainedConfig
+    demonstrations: list[Example]
 
     @classmethod
     def of(cls, config: RunConfig, *, folder: Path | None = None) -> Self:
@@ -58,9 +60,10 @@ class Prepared:
         rows = load_training_rows(config.data, tokenizer, folder=folder, of_episodes=of_episodes)
         eval_rows = load_eval_sets(config.data, tokenizer, folder=folder, of_episodes=of_episodes)
         family = load_family(config.model)
-        check_vocabulary(rows, eval_rows, vocab_size=family.get_text_config().vocab_size)
+        demonstrations = load_demonstrations(config.chord, config.data, tokenizer)
+        check_vocabulary(rows, eval_rows, demonstrations, vocab_size=family.get_text_config().vocab_size)
         config = with_router_aux_loss_coef(config, router_aux_loss_coef(config.algorithm, family))
-        prepared = cls(config, tokenizer, rows, eval_rows, family)
+        prepared = cls(config, tokenizer, rows, eval_rows, family, demonstrations)
         learning_rates(config.optimizer, total_updates=prepared.num_updates)
         return prepared
 

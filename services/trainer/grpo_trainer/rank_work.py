@@ -19,6 +19,7 @@ from .algorithm.sequences import MicroBatch
 from .checkpoint.file_writer import FileWriter
 from .checkpoint.files import Described
 from .checkpoint.saving import writing
+from .engine.imitation import Imitation
 from .engine.training_engine import TrainingEngine
 from .errors import RunError
 from .fleet.canary import Rule, own_logprobs
@@ -26,6 +27,7 @@ from .ranks.ranks import NamedArrays, Ranks
 
 COMMANDS = (
     "batch",
+    "imitate",
     "log_ratios",
     "prepare",
     "survey",
@@ -52,6 +54,7 @@ class RankWork:
         self.engine, self.ranks = engine, ranks
         self._pad_token_id, self._tokens_per_micro_batch = pad_token_id, tokens_per_micro_batch
         self._updates: list[list[MicroBatch]] = []
+        self._imitation: Imitation | None = None
         self._buckets: Iterator[torch.Tensor] = iter(())
         self._writer: FileWriter
 
@@ -61,7 +64,26 @@ class RankWork:
         `plans`: for each rank, the numbers of its own sequences by update and micro-batch. `update_tokens`: trained
         tokens of each update, over all ranks.
         """
-        self._updates = micro_batches(
+        self._updates = self._micro_batches(arrays, plans, update_tokens, version)
+        return sum(batch.input_ids_BL.numel() for update in self._updates for batch in update)
+
+    def imitate(
+        self,
+        arrays: NamedArrays,
+        plans: list[PlanOfRank],
+        update_tokens: list[int],
+        version: int,
+        mu: float,
+        enable_phi_function: bool,
+    ) -> None:
+        """Take this rank's demonstrations for the next update, as `batch` takes samples."""
+        [of_update] = self._micro_batches(arrays, plans, update_tokens, version)
+        self._imitation = Imitation(of_update, mu, enable_phi_function)
+
+    def _micro_batches(
+        self, arrays: NamedArrays, plans: list[PlanOfRank], update_tokens: list[int], version: int
+    ) -> list[list[MicroBatch]]:
+        return micro_batches(
             from_arrays(arrays),
             plans[self.ranks.rank],
             update_tokens,
@@ -70,7 +92,6 @@ class RankWork:
             device=self.engine.device,
             prefixes=self.engine.prefixes,
         )
-        return sum(batch.input_ids_BL.numel() for update in self._updates for batch in update)
 
     def prepare(self) -> None:
         """Fill in what has to be known of the weights as they are before the first update."""
@@ -89,7 +110,8 @@ class RankWork:
 
     def update(self, number: int) -> dict[str, float]:
         """Optimizer update `number` of the batch. Returns its metrics, the same on all ranks."""
-        return self.engine.update(self._updates[number])
+        imitation, self._imitation = self._imitation, None
+        return self.engine.update(self._updates[number], imitation)
 
     def sync_reference(self) -> None:
         """Move the reference model towards the policy."""

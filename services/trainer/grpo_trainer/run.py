@@ -12,6 +12,7 @@ import torch
 from grpo_proto import ServiceError
 from grpo_proto.messages.weights import Kind
 
+from .algorithm.demonstrations import Demonstrations
 from .algorithm.estimators import estimator_of
 from .algorithm.trial import check_algorithm
 from .callbacks import Callbacks, load_callbacks
@@ -120,13 +121,13 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
         status.know_run(max_steps=0, step=step)
         status.history.restore(config.run_dir, through_step=step)
 
-    orchestrator, max_steps, pad_token_id = None, 0, 0
+    orchestrator, demonstrations, max_steps, pad_token_id = None, None, 0, 0
     push_kind: Kind = "full"
     if first_rank:
         prepared = Prepared.of(config, folder=config.run_dir / "data")
         rows, tokenizer = prepared.rows, prepared.tokenizer
         pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        of_rows = kept_of_rows(config, rows, prepared.eval_rows)
+        of_rows = kept_of_rows(config, rows, prepared.eval_rows, prepared.demonstrations)
         if state and folder:
             check_continuity(state, of_rows, folder)
         kept |= of_rows
@@ -140,6 +141,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
             log.info("step %d of %d is done: nothing is left to train; raise %s to train on", step, max_steps, length)
         for doubt in prepared.doubts():
             log.warning("%s", doubt)
+        demonstrations = Demonstrations.of(config.chord, prepared.demonstrations, seed=config.seed)
         cursor = Cursor(**state["cursor"]) if state else Cursor()
         rests = not (config.teachers or estimator_of(config.algorithm).learns_from_equal_rewards)
         memory = DifficultyMemory.of(config.data.difficulty, seed=config.seed, known=cursor.difficulty, rests=rests)
@@ -225,7 +227,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
     if step < max_steps:
         final_bytes = sum(final_folder.num_bytes for final_folder in final)
         check_space(config.run_dir, config.checkpoint, engine.num_checkpoint_bytes, final_bytes=final_bytes)
-    parts = (engine, crew, orchestrator, callbacks, kept, final)
+    parts = (engine, crew, orchestrator, demonstrations, callbacks, kept, final)
     while True:
         way_back = _train(config, state, *parts, status=status, stop=stop, max_steps=max_steps)
         if way_back is None:
@@ -242,6 +244,7 @@ def _train(
     engine: TrainingEngine,
     crew: Crew,
     orchestrator: Orchestrator,
+    demonstrations: Demonstrations | None,
     callbacks: Callbacks,
     kept: Mapping[str, Facts],
     final: Sequence[FinalFolder],
@@ -274,6 +277,7 @@ def _train(
             max_steps=max_steps,
             canary_rule=rule_for(config, engine.device.type, has_experts=engine.has_experts),
             prefixes=engine.prefixes,
+            demonstrations=demonstrations,
             best=BestCheckpoint.of(config.checkpoint, state.get("best") if state else None, run_dir=config.run_dir),
             callbacks=callbacks,
             kept=kept,

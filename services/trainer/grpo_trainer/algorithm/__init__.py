@@ -11,6 +11,8 @@ skipping.py     sequences without a gradient are not computed
 planning.py     sequences → ranks and micro-batches; named_arrays.py: their way to a rank; batching.py: as tensors there
 prefixes.py     each token once: which tokens of a micro-batch several sequences share; attention_layout.py: what
                 attention reads of it; sharing_trial.py: sequences that share in every way
+demonstrations.py
+                what an update imitates beside its samples, and its share of the loss
 loss.py         logprobs → the loss of a micro-batch; kl.py: its KL term
                 surrogates/    the loss of a token
 correction.py   the trainer's over the server's probability; off_policy_mask.py, entropy_mask.py: episodes and tokens

@@ -19,6 +19,7 @@ from typing import Any
 from grpo_proto.checkpoint_files import checkpoint_folder, checkpoint_sample
 
 from ..config.run_config import RunConfig
+from ..data.demonstrations import Example, digest_of
 from ..data.row_store import RowStore
 from ..data.run_rows import HeldOutRows, TrainingRows
 from ..errors import UsageError
@@ -49,6 +50,7 @@ KINDS = {
         refused=True,
     ),
     "wording": Kind("the rows are the same, and the run goes on with their new prompts"),
+    "demonstrations": Kind("the run goes on with the new ones"),
     "held_out": Kind("evaluations before and after are of different rows, and so is the best checkpoint"),
     "pace": Kind("num_train_epochs counts the steps until now as if they had had the new size"),
     "files": Kind("the run goes on with it"),
@@ -90,7 +92,9 @@ def kept_of_model(config: RunConfig) -> dict[str, Facts]:
     return {"model": {"model.name_or_path": [name, identity]}}
 
 
-def kept_of_rows(config: RunConfig, rows: TrainingRows, held_out: HeldOutRows) -> dict[str, Facts]:
+def kept_of_rows(
+    config: RunConfig, rows: TrainingRows, held_out: HeldOutRows, demonstrations: Sequence[Example]
+) -> dict[str, Facts]:
     """Return the facts of the rows, once they are read."""
     data = config.data
     training = {
@@ -108,7 +112,12 @@ def kept_of_rows(config: RunConfig, rows: TrainingRows, held_out: HeldOutRows) -
     }
     digests = (store.summary.prompts_digest for store in rows.stores.values())
     wording = {f"the wording of {name}": [digest[:12], digest] for name, digest in zip(training, digests, strict=True)}
-    return _without_empty({"rows": training, "wording": wording, "held_out": evaluated})
+    imitated = {}
+    if config.chord is not None:
+        shown = f"{_number_of_rows(len(demonstrations))} of {config.chord.dataset}"
+        imitated["chord.dataset"] = [shown, digest_of(demonstrations)]
+    kinds = {"rows": training, "wording": wording, "held_out": evaluated, "demonstrations": imitated}
+    return _without_empty(kinds)
 
 
 def check_continuity(saved: Mapping[str, Any], kept: Mapping[str, Facts], folder: Path) -> None:
@@ -171,7 +180,11 @@ def _named_in(config: RunConfig) -> set[str]:
 
 
 def _rows(dataset: str | None, store: RowStore) -> list[str]:
-    return [f"{len(store)} row{'s' if len(store) > 1 else ''} of {dataset}", store.summary.rows_digest]
+    return [f"{_number_of_rows(len(store))} of {dataset}", store.summary.rows_digest]
+
+
+def _number_of_rows(count: int) -> str:
+    return f"{count} row{'s' if count > 1 else ''}"
 
 
 def _mixture(ratios: Sequence[Sequence[Any]]) -> list[str]:

@@ -1,6 +1,4 @@
 """Supervised fine-tuning before the first run: `grpo-train cold-start FILE.yaml`.
 
-command.py       the command, around TRL's SFTTrainer
-examples.py      rows → prompts with their answers
-answer_turn.py   how a chat template writes and ends an answer
+command.py   the command, around TRL's SFTTrainer, on the rows of data/demonstrations.py
 """

@@ -1,6 +1,7 @@
 """`grpo-train cold-start FILE.yaml`: supervised fine-tuning with TRL's SFTTrainer, before a run.
 
-`examples.py` makes the tokens as a run makes them, so that sampling begins from exactly the prompts of the fine-tuning.
+`data/demonstrations.py` makes the tokens as a run makes them, so that sampling begins from exactly the prompts of the
+fine-tuning.
 Several GPUs: `torchrun --nproc-per-node 8 -m grpo_trainer cold-start FILE.yaml`.
 """
 
@@ -17,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from ..atomic_file import check_new_folder, rehearse_folder, save_folder
 from ..config.cold_start import ColdStartConfig
 from ..config.settings import read_config
+from ..data.demonstrations import load_examples
 from ..errors import RunError, UsageError, model_error_class
 from ..model_files import ModelFiles
 from ..ranks.launch import environment_rank
-from .examples import load_examples
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -1,8 +1,9 @@
 """The configuration: the keys of a run file, and the sources of their values.
 
 run_config.py   the run file, with the other sections; section.py: the base of all sections
-algorithm.py    the section `algorithm`; checkpoint.py: `checkpoint`; data.py: `data`; episodes.py: `episodes`;
-                guards.py: `guards`; model.py: `model`; lora.py: `model.lora`; observing.py: `logging` and `server`;
+algorithm.py    the section `algorithm`; checkpoint.py: `checkpoint`; chord.py: `chord`; data.py: `data`;
+                episodes.py: `episodes`; guards.py: `guards`; model.py: `model`; lora.py: `model.lora`;
+                observing.py: `logging` and `server`;
                 optimization.py: `optimizer` and `deepspeed`; lr_schedule.py: the schedules and their parameters;
                 teacher.py: `teacher`, of the run or of a dataset; weights.py: `weights` and `canary`
 cold_start.py   the file of a cold start

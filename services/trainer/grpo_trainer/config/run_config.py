@@ -12,6 +12,7 @@ from grpo_proto.messages.rollout import LEAST_TEMPERATURE
 
 from .algorithm import AlgorithmConfig
 from .checkpoint import CheckpointConfig
+from .chord import ChordConfig
 from .data import DataConfig
 from .episodes import EpisodesConfig, check_episodes
 from .guards import GuardsConfig
@@ -185,6 +186,9 @@ class RunConfig(Section):
         None, description="Several turns, with tools, an environment or a program; absent: one completion a prompt."
     )
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    chord: ChordConfig | None = Field(
+        None, description="Imitate demonstrations beside the samples; absent: the samples alone."
+    )
     optimizer: OptimizerConfig = OptimizerConfig()
     deepspeed: DeepSpeedConfig = DeepSpeedConfig()
     weights: WeightsConfig = WeightsConfig()

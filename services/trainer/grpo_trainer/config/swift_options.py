@@ -1,5 +1,7 @@
 """ms-swift's options of `swift rlhf --rlhf_type grpo`, and those of earlier versions that are still in write-ups."""
 
+from typing import Any
+
 from .peer_options import (
     TRAINING_COMPUTED,
     TRAINING_NOT_HERE,
@@ -8,6 +10,17 @@ from .peer_options import (
     PeerOptions,
     by_option,
 )
+
+CHORD: dict[str, tuple[str, Any]] = {
+    "chord_sft_dataset": ("chord.dataset", []),
+    "chord_sft_per_device_train_batch_size": ("chord.batch_size", None),
+    "chord_mu_peak": ("chord.mu_peak", None),
+    "chord_mu_valley": ("chord.mu_valley", None),
+    "chord_mu_warmup_steps": ("chord.mu_warmup_steps", None),
+    "chord_mu_decay_steps": ("chord.mu_decay_steps", None),
+    "chord_enable_phi_function": ("chord.enable_phi_function", False),
+}
+"""Demonstrations beside the samples."""
 
 MS_SWIFT = PeerOptions(
     name="ms-swift",
@@ -50,6 +63,7 @@ MS_SWIFT = PeerOptions(
         "report_to": ("logging.report_to", ["tensorboard"]),
     },
     computed=TRAINING_COMPUTED
+    | CHORD
     | {
         "rlhf_type": ("algorithm.loss_type", "dpo"),
         "output_dir": ("run_dir", None),
@@ -211,8 +225,6 @@ MS_SWIFT = PeerOptions(
             "gym_env",
             "a reward model scores by its own logit": "reward_model_plugin reward_adapters reward_model_type "
             "reward_model_revision reward_template",
-            "there is no loss on other rows beside GRPO's": "chord_sft_dataset chord_sft_per_device_train_batch_size "
-            "chord_enable_phi_function chord_mu_warmup_steps chord_mu_decay_steps chord_mu_peak chord_mu_valley",
             "the loss is not among ours: docs/losses.md": "real_tau",
             "a teacher gives its logprobs to each token, and reweights nothing: docs/distillation.md": (
                 "advantage_reweight rlsd_lambda rlsd_reweight_clip_range rlsd_lambda_warmup_steps "

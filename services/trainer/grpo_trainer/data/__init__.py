@@ -7,6 +7,8 @@ prompts.py      a row → its prompt, as text and as tokens; tokenizer.py
 messages.py     … of which messages are read here; rendering.py: prompts → token ids by the chat template
 first_row.py    what is odd about the tokens of the first prompt; turn_end.py: do servers stop where an answer ends
 columns.py      which columns there must be; same_prompt.py: no template makes one prompt of all rows
+demonstrations.py
+                rows → prompts with their answers; answer_turn.py: how a chat template writes and ends an answer
 batches.py      all rows → prompts and tokens, checked, some hundred at a time
 row_store.py    … kept on disk, and read one at a time, each a PromptRow (prompt_row.py)
 rows.py         the rows of a dataset, ready to sample from: out of the run folder, or made; episode_rows.py: without

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..config.data import DataConfig
 from ..config.run_config import RunConfig
 from ..errors import UsageError
+from .demonstrations import Example
 from .episode_rows import RowsOfEpisodes
 from .order import Share
 from .prompt_row import PromptRow, PromptRows
@@ -126,13 +127,17 @@ def few_rows(rows: TrainingRows, config: RunConfig) -> list[str]:
     ]
 
 
-def check_vocabulary(rows: TrainingRows, eval_rows: HeldOutRows, *, vocab_size: int) -> None:
+def check_vocabulary(
+    rows: TrainingRows, eval_rows: HeldOutRows, demonstrations: Sequence[Example], *, vocab_size: int
+) -> None:
     """Raises UsageError for a token that the model has no embedding of."""
     stores = [*rows.stores.values(), *eval_rows.values()]
-    largest = max((store.summary.largest_token for store in stores), default=-1)
-    if largest >= vocab_size:
+    of_prompts = max((store.summary.largest_token for store in stores), default=-1)
+    of_demonstrations = max((max(example["input_ids"]) for example in demonstrations), default=-1)
+    if (largest := max(of_prompts, of_demonstrations)) >= vocab_size:
+        what = "prompts" if largest == of_prompts else "demonstrations"
         raise UsageError(
-            f"the prompts hold token {largest}, and the model's vocabulary ends at {vocab_size - 1}",
+            f"the {what} hold token {largest}, and the model's vocabulary ends at {vocab_size - 1}",
             hint="its tokenizer has tokens that the model has not: take the tokenizer that belongs to it, or enlarge "
             "the model by resize_token_embeddings, and serve that",
         )

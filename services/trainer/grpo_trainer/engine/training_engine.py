@@ -48,6 +48,7 @@ from .deepspeed_settings import ClipBareOptimizer, adamw, deepspeed_settings, in
 from .entropy_coefficient import EntropyCoefficient
 from .export import Export
 from .family import has_experts
+from .imitation import Imitation
 from .model import load_policy, pieces_to_push
 from .one_reduction import OneReduction
 from .output_head import Policy
@@ -239,32 +240,41 @@ class TrainingEngine:
                 self.beat()
         return {name: value for name, value in tally.reduce().items() if name != "tokens_without_finite_loss"}
 
-    def update(self, micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
+    def update(self, micro_batches: Sequence[MicroBatch], imitation: Imitation | None = None) -> dict[str, float]:
         """Make one optimizer update. Returns its metrics over all ranks, without numbers that are not finite.
 
-        The metrics are those of `batch_loss`, `grad_norm` before the clip, `learning_rate`, `entropy_coef` if it is
-        adaptive, as the next update finds it, and `update_skipped`, 1 when the gradient was not finite.
+        The metrics are those of `batch_loss` and, with an `imitation`, of its loss and `chord/mu`; `grad_norm` before
+        the clip, `learning_rate`, `entropy_coef` if it is adaptive, as the next update finds it, and `update_skipped`,
+        1 when the gradient was not finite.
 
         Raises UpdateError after more than `max_skipped_updates` skipped updates in a row.
         """
         rate = self._rate_of(self.updates_done)
         for group in self._engine.optimizer.param_groups:
             group["lr"] = rate
-        tally = Tally()
+        tally, mu = Tally(), imitation.mu if imitation else 0.0
         with self._reduction():
             for batch in micro_batches:
                 loss, of_batch = self._loss(batch)
+                self._backward((1.0 - mu) * loss)
                 tally.merge(of_batch)
-                self._engine.backward(loss * self.world_size, scale_wrt_gas=False)
-                self.beat()
+            if imitation is not None:
+                for batch in imitation.micro_batches:
+                    loss, of_batch = imitation.loss(self._engine, batch)
+                    self._backward(mu * loss)
+                    tally.merge(of_batch)
         self._engine.step()
         self._as_at_the_start_of_the_batch = False
         self.updates_done += 1
         grad_norm = self._clip.grad_norm if self._clip else self._engine.get_global_grad_norm()
         metrics = tally.reduce() | {"grad_norm": float(grad_norm), "learning_rate": rate}
-        metrics |= self._entropy_coefficient.move(metrics)
+        metrics |= self._entropy_coefficient.move(metrics) | ({"chord/mu": mu} if imitation else {})
         self.skipped.judge(metrics, update=self.updates_done)
         return {name: value for name, value in metrics.items() if abs(value) < float("inf")}
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        self._engine.backward(loss * self.world_size, scale_wrt_gas=False)
+        self.beat()
 
     def _loss(self, batch: MicroBatch) -> tuple[torch.Tensor, Tally]:
         """Compute the micro-batch's part of the update's loss. Fills in its old logprobs when it is the first to."""

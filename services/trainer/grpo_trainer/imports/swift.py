@@ -23,6 +23,7 @@ from .servers import (
     set_servers,
     set_teacher_server,
 )
+from .swift_chord import set_chord
 from .swift_rewards import set_swift_rewards
 from .swift_rows import LONGEST_PROMPT, set_swift_rows
 from .values import read, target_modules
@@ -84,6 +85,7 @@ def import_swift(command: Command, server: Command | None, expanded: set[str]) -
     )
     training.set_schedule(options, run)
     training.set_best(options, run, evaluates=evaluates)
+    set_chord(options, run, batch)
     teacher = _set_teacher(options, run)
     arguments = set_swift_rewards(options, run)
     training.settle(run)

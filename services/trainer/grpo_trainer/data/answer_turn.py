@@ -7,10 +7,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..data.recipes import Message
-from ..data.rendering import Prompt, Renderer, Tools
-from ..data.turn_end import end_of_turn
 from ..errors import UsageError
+from .recipes import Message
+from .rendering import Prompt, Renderer, Tools
+from .turn_end import end_of_turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

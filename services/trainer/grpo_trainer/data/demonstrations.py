@@ -1,4 +1,4 @@
-"""Turn rows into token ids: the prompt exactly as in a run, then the completion and its end.
+"""Turn demonstrations into token ids: the prompt exactly as in a run, then the completion and its end.
 
 The end of an answer to messages is what the chat template writes there (answer_turn.py). Without a chat template, and
 after a prompt that is text, it is the end-of-sequence token.
@@ -7,17 +7,20 @@ Three kinds of rows: a recipe's columns and a completion; a prompt (text or mess
 in `messages`, whose last message is the completion.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from ..config.chord import ChordConfig
 from ..config.cold_start import ColdStartData
-from ..data.columns import check_columns
-from ..data.messages import content_text, read_message
-from ..data.prompts import PromptMaker
-from ..data.sources import read_rows
-from ..data.values import Row
+from ..config.data import DataConfig
 from ..errors import UsageError
 from .answer_turn import PARTS, Answer, AnswerTurn
+from .columns import check_columns
+from .messages import content_text, read_message
+from .prompts import PromptMaker
+from .sources import read_rows
+from .values import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,6 +31,18 @@ class Example(TypedDict):
 
     input_ids: list[int]
     completion_mask: list[int]
+
+
+def load_demonstrations(
+    chord: ChordConfig | None, data: DataConfig, tokenizer: "PreTrainedTokenizerBase"
+) -> list[Example]:
+    """Those that a run imitates; none without `chord`. Raises UsageError."""
+    if chord is None:
+        return []
+    try:
+        return load_examples(chord.rows_of(data), tokenizer)
+    except UsageError as error:
+        raise UsageError(f"chord: {error.message}", hint=error.hint) from error
 
 
 def load_examples(config: ColdStartData, tokenizer: "PreTrainedTokenizerBase") -> list[Example]:
@@ -59,6 +74,14 @@ def load_examples(config: ColdStartData, tokenizer: "PreTrainedTokenizerBase") -
         Example(input_ids=prompt + completion, completion_mask=[0] * len(prompt) + [1] * len(completion))
         for prompt, completion in zip(prompt_ids, completion_ids, strict=True)
     ]
+
+
+def digest_of(examples: Sequence[Example]) -> str:
+    """Return what tells these examples from others."""
+    digest = hashlib.blake2b(digest_size=16)
+    for example in examples:
+        digest.update(repr((example["input_ids"], example["completion_mask"])).encode())
+    return digest.hexdigest()
 
 
 def _with_answers(rows: Sequence[Row], config: ColdStartData) -> tuple[list[Row], list[Answer]]:

@@ -1,0 +1,61 @@
+"""CHORD: which demonstrations an optimizer update imitates beside its samples, and with what share of the loss.
+
+    L = (1 − μ) · L_samples + μ · L_demonstrations          (arXiv 2508.11408)
+
+Both are functions of the seed and the update's number alone, so that a resumed run goes on without any state.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Self
+
+from ..config.chord import ChordConfig
+from ..data.demonstrations import Example
+from ..data.order import dataset_seed, epoch_order
+from .sequences import Segment, TrainingSequence, Turn, untrained_sequence
+
+
+class Demonstrations:
+    """All demonstrations of a run, epoch after epoch in another order."""
+
+    def __init__(self, examples: Sequence[Example], config: ChordConfig, *, seed: int):
+        self.config = config
+        self._examples, self._seed = examples, dataset_seed(seed, "chord")
+        self._order = lru_cache(maxsize=2)(epoch_order)
+
+    @classmethod
+    def of(cls, config: ChordConfig | None, examples: Sequence[Example], *, seed: int) -> Self | None:
+        return None if config is None else cls(examples, config, seed=seed)
+
+    def of_update(self, number: int, *, version: int) -> list[TrainingSequence]:
+        """Return those that optimizer update `number` of the run, from 0, imitates: `batch_size` sequences whose
+        weights are 1 / (their imitated tokens). `version` is the policy that is trained."""
+        size = self.config.batch_size
+        taken = [self._example(place) for place in range(number * size, (number + 1) * size)]
+        num_tokens = sum(sum(example["completion_mask"]) for example in taken)
+        return [_imitated(example, k, 1.0 / num_tokens, version) for k, example in enumerate(taken)]
+
+    def _example(self, place: int) -> Example:
+        epoch, place = divmod(place, len(self._examples))
+        return self._examples[self._order(len(self._examples), epoch, self._seed, True)[place]]
+
+
+def mu_of(config: ChordConfig, number: int) -> float:
+    """μ of optimizer update `number` of the run, from 0."""
+    peak, warmup, decay = config.mu_peak, config.mu_warmup_steps, config.mu_decay_steps
+    valley = peak if config.mu_valley is None else config.mu_valley
+    if number < warmup:
+        return peak * number / warmup
+    if number < warmup + decay:
+        return valley + (peak - valley) * (1.0 + math.cos(math.pi * (number - warmup) / decay)) / 2.0
+    return valley
+
+
+def _imitated(example: Example, episode: int, weight: float, version: int) -> TrainingSequence:
+    ids, mask = example["input_ids"], example["completion_mask"]
+    start = mask.index(1)
+    turn = Turn(start, len(ids), [(version, len(ids) - start)], "stop")
+    sequence = untrained_sequence(Segment(ids, [turn]), episode=episode)
+    sequence.weights_L[sequence.loss_mask_L] = weight
+    return sequence

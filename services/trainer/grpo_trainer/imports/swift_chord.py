@@ -1,0 +1,53 @@
+"""ms-swift's CHORD: demonstrations beside the samples."""
+
+from ..config.swift_options import CHORD
+from .batch import Batch
+from .options import Options, given
+from .rows import swift_rows
+from .run_file import RunFile
+from .swift_rows import LONGEST_PROMPT
+
+ANSWERS = "response"
+"""The column of the answer, where a row is no conversation."""
+_OF_MU = {f"chord_mu_{name}": f"mu_{name}" for name in ("peak", "valley", "warmup_steps", "decay_steps")}
+
+
+def set_chord(options: Options, run: RunFile, batch: Batch) -> None:
+    """Write the section `chord` of a command that names demonstrations."""
+    datasets = options.values("chord_sft_dataset") or []
+    if not datasets:
+        run.not_needed += [f"{shown}: no chord_sft_dataset is named" for shown in given(options, *CHORD)]
+        return
+    shown = options.shown("chord_sft_dataset")
+    rows = swift_rows(datasets[0], None)
+    run.set("chord.dataset", rows.dataset, shown)
+    if len(datasets) > 1:
+        run.differs.append(f"{shown}: demonstrations are one dataset: join the files; the first is taken")
+    if rows.remark:
+        run.differs.append(rows.remark)
+    if rows.column is not None:
+        run.set("chord.recipe", "none", "conversations, whose last message is imitated")
+        run.set("chord.messages_column", rows.column, "the column of the conversations")
+    else:
+        run.set("chord.completion_column", ANSWERS, "ms-swift's column of the answer; prompts are made as in `data`")
+    longest = options.whole("max_length")
+    run.set("chord.max_length", longest or LONGEST_PROMPT, "max_length" if longest else "no max_length")
+    per_device = options.whole("chord_sft_per_device_train_batch_size") or 1
+    # Theirs takes so many on each device beside every micro-batch of samples.
+    samples = options.whole("per_device_train_batch_size") or options.peer.default("per_device_train_batch_size")
+    times = batch.size // (batch.updates * samples)
+    run.set(
+        "chord.batch_size",
+        per_device * times,
+        f"chord_sft_per_device_train_batch_size {per_device} x {times} of them in an update",
+    )
+    for option, setting in _OF_MU.items():
+        value = options.whole(option) if setting.endswith("_steps") else options.number(option)
+        if value is not None:
+            run.set(f"chord.{setting}", value, options.shown(option))
+        elif setting == "mu_peak":
+            run.differs.append("chord_mu_peak is missing, which ms-swift needs, too: set chord.mu_peak")
+    if run.value("chord.mu_valley") == run.value("chord.mu_peak"):
+        run.entries.pop("chord.mu_decay_steps", None)
+    if options.truth("chord_enable_phi_function"):
+        run.set("chord.enable_phi_function", True, options.shown("chord_enable_phi_function"))
