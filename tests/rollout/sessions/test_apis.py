@@ -58,6 +58,25 @@ async def asked(served: Any, session: Any, api: str, **body: Any) -> Any:
 CALLS = [("calc", {"expr": "37*52"})]
 
 
+async def test_an_answer_is_without_the_programs_stop_string_and_the_record_has_it(served: Any):
+    """Agents that read "Action: …" up to "Observation:" write the latter themselves."""
+    session = served.open(sampling={"max_tokens": 1000, "stop": ["END"]})
+    thought = "so" if served.family.reasoning_parser else ""
+    texts = [served.family.says(text, thought, []) for text in ("look\nObservation: ", "doneEND")]
+    said, told = (served.tokenizer.encode(text, add_special_tokens=False) for text in texts)
+    served.next(said, "stop", "\nObservation:")
+    first = await asked(served, session, "chat", messages=[QUESTION], stop=["\nObservation:"])
+    message = first["choices"][0]["message"]
+    assert message["content"].strip() == "look"
+    served.next(told, "stop", "END")
+    history = [QUESTION, message, {"role": "user", "content": RESULT}]
+    second = await asked(served, session, "chat", messages=history, stop=["\nObservation:"])
+    assert second["choices"][0]["message"]["content"].endswith("doneEND")  # the session's own: what is rewarded
+    (segment,) = session.forest.segments
+    assert [turn.text for turn in segment.turns] == texts
+    assert segment.token_ids.tolist()[segment.turns[0].start : segment.turns[0].end] == said
+
+
 async def test_three_apis_go_on_in_one_segment(served: Any):
     session = served.open()
     will_say(served, "", CALLS)

@@ -286,8 +286,9 @@ class Turns:
         turn = running.turn
         (text,) = self.text.texts(cast(Any, [SimpleNamespace(**vars(sampled))]), _sampling(session, wanted))
         try:
+            shown = wanted.shown(text, sampled.stop_reason)
             message, calls = self.reader.read(
-                text,
+                shown,
                 sampled.token_ids,
                 prompt=running.prompt,
                 tools=wanted.tools,

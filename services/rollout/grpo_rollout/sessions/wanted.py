@@ -53,6 +53,14 @@ class Wanted:
         first = self.history()[0]
         return first if first["role"] == "system" else None
 
+    def shown(self, text: str, stop_reason: int | str | None) -> str:
+        """Return an answer as OpenAI's and Anthropic's APIs give it: without the program's stop string, and what its
+        last token held behind it. The ids of the turn, and the text that rewards read, keep both."""
+        if not isinstance(stop_reason, str) or stop_reason not in self.stop:
+            return text
+        before, stop, _ = text.rpartition(stop_reason)
+        return before if stop else text
+
     @property
     def asked(self) -> Asked:
         """What a retry has in common with the request it repeats, beside its prompt."""
