@@ -156,7 +156,7 @@ class TestSwift:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("from swift.llm import Template\n", r"line 1: ModuleNotFoundError: .*swift\.llm.*pip install ms-swift"),
+            ("from swift.llm import Template\n", r"line 1: ImportError: .*Template.*swift\.llm.*pip install ms-swift"),
             (
                 "from swift.plugin import ORM, orms\nclass Cosine(ORM):\n"
                 "    def __init__(self, args):\n        self.limit = args.cosine_max_len\n"

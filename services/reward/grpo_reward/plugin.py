@@ -24,10 +24,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from grpo_proto.swift_stand_in import bases, hint_for, registered, stand_in
+
 from .author import MARKED, Reward
 from .foreign import swift_reward, trl_reward
 from .scorer import PLUGIN_MODULES, line_of_plugin
-from .swift_stand_in import orm_classes, registered, stand_in
 
 ENTRY_POINTS = "grpo_reward.rewards"
 """The group in which an installed package names its rewards: `name = "module"` or `name = "module:function"`."""
@@ -74,11 +75,11 @@ def rewards_of_plugin(plugin: Path) -> list[Reward]:
     located(plugin)
     path, name = split_plugin(plugin)
     stand_in()
-    before = registered()
+    before = registered("orms")
     module = _import_file(path)
-    classes = {key: value for key, value in registered().items() if before.get(key) is not value}
+    classes = {key: value for key, value in registered("orms").items() if before.get(key) is not value}
     # A file named a second time is not run again; what it registered then is told by where it was written.
-    classes |= {key: value for key, value in registered().items() if _written_in(value, module)}
+    classes |= {key: value for key, value in registered("orms").items() if _written_in(value, module)}
     try:
         if name is not None:
             return [_named(module, classes, name, path)]
@@ -94,7 +95,7 @@ def left_out(plugin: Path) -> dict[str, str]:
     if name is not None:
         return {}
     module = sys.modules[f"{PLUGIN_MODULES}{path.stem}"]
-    in_orms = [value for value in registered().values() if isinstance(value, type)]
+    in_orms = [value for value in registered("orms").values() if isinstance(value, type)]
     found: dict[str, str] = {}
     marked = bool(rewards_of(module))
     if marked or any(_written_in(value, module) for value in in_orms):
@@ -104,7 +105,7 @@ def left_out(plugin: Path) -> dict[str, str]:
     for key, value in vars(module).items():
         if key.startswith("_") or inspect.isfunction(value) or value in in_orms:
             continue
-        if isinstance(value, type) and issubclass(value, orm_classes()):
+        if isinstance(value, type) and issubclass(value, bases("ORM", "AsyncORM")):
             if _written_in(value, module) and not any(issubclass(one, value) for one in in_orms):  # nor the base of one
                 found[key] = "it is not in orms"
         elif _takes_completions(value, module):
@@ -246,10 +247,8 @@ def _import_file(path: Path) -> ModuleType:
         where = f"{path}, line {line}" if line else str(path)
         # A SyntaxError's own text names file and line once more.
         told = error.msg if isinstance(error, SyntaxError) and error.filename == file else error
-        hint = ""
-        if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "swift":
-            hint = "; only its rewards have a stand-in here: pip install ms-swift"
-        raise PluginError(f"{where}: {type(error).__name__}: {_one_line(told)}{hint}") from error
+        hint = hint_for(error)
+        raise PluginError(f"{where}: {type(error).__name__}: {_one_line(told)}{f'; {hint}' if hint else ''}") from error
     return module
 
 

@@ -13,6 +13,8 @@ from traceback import walk_tb
 from types import ModuleType
 from typing import Any, TypeVar
 
+from grpo_proto.swift_stand_in import hint_for
+
 from .errors import UsageError, storage_error_class
 
 log = logging.getLogger(__name__)
@@ -72,7 +74,8 @@ def _of_file(file: Path, function: str, setting: str) -> Any:
     except Exception as error:
         if not file.is_file():
             raise UsageError(f"{setting}: there is no file {file}") from error
-        raise UsageError(f"{setting}: {file} cannot be imported: {type(error).__name__}: {error}") from error
+        why = f"{setting}: {file} cannot be imported: {type(error).__name__}: {error}"
+        raise UsageError(why, hint=hint_for(error)) from error
     found = getattr(module, function, None)
     if not callable(found):
         raise UsageError(f"{setting}: {file} has no function {function}")
