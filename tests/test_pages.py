@@ -27,7 +27,7 @@ FILE_NAME = re.compile(r"(?<![\w./*{}<>-])((?:[\w.*-]+/)*[\w*-]+\.(?:py|sh|js|cs
 OURS = tuple(f"{name.partition('/')[0]}/" for name in LISTED if "/" in name)
 A_USERS = {
     "FILE.py", "FILE.sh", "a.py", "b.py", "countdown.sh", "old.sh", "folder/file.py", "bounded_reinforce.py",
-    "endless.py", "game.py", "greedy.py", "halved.py",
+    "endless.py", "game.py", "greedy.py", "halved.py", "lake.py",
     "agent.py", "mine.py", "my_reward.py", "remote_reward.py", "remote_rewards.py", "target.py", "train.py",
 }  # fmt: skip
 ANOTHERS = {

@@ -270,7 +270,13 @@ async def _episodes(config: RunConfig) -> list[Line]:
     if episodes is None:
         return []
     async with EpisodeRunner(episodes, run="dry-run", log_dir=config.run_dir / "agents"):
-        played_by = [episodes.environment, *episodes.factories.values(), *episodes.tools, *episodes.agent[:1]]
+        played_by = [
+            episodes.environment,
+            episodes.multi_turn_scheduler,
+            *episodes.factories.values(),
+            *episodes.tools,
+            *episodes.agent[:1],
+        ]
         line = f"by {', '.join(filter(None, played_by))}; at most {episodes.max_concurrent} at once"
         return [("episodes", f"{line}, {episodes.max_turns} turns and {config.rollout.max_completion_length} tokens")]
 

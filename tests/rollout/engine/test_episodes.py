@@ -27,6 +27,7 @@ from tests.waiting import PATIENCE_S
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.xdist_group("engine")]
 
 GAMES = Path(__file__).parents[2] / "trainer/episodes/games.py"
+SWIFT_GAMES = GAMES.with_name("swift_games.py")
 ENVIRONMENT = {"environment": f"{GAMES}:Counting"}
 
 
@@ -76,6 +77,20 @@ async def test_an_environment_plays_turn_by_turn_and_again_the_same(fresh: Serve
     assert sibling.episode.transcript[0] == again.episode.transcript[0] == episode.transcript[0]
     assert sibling.episode.sampled_token_ids != episode.sampled_token_ids
     assert (repeated.episode.segments, repeated.episode.attempt) == (episode.segments, 1)
+
+
+async def test_classes_written_for_ms_swift_play_on_a_real_server(fresh: Server, tmp_path: Path):
+    row = {"number": "no such text", "solution": "no such text"}
+    async with playing(fresh, tmp_path, environment=f"{SWIFT_GAMES}:Guess", max_turns=3) as game:
+        guessed = await game.play(asked(**row))
+    async with playing(fresh, tmp_path, multi_turn_scheduler=f"{SWIFT_GAMES}:Tips", max_turns=3) as game:
+        tipped = await game.play(asked(prompt=[{"role": "user", "content": "Hi"}], **row))
+    for found, status in ((guessed, "truncated"), (tipped, "completed")):
+        (segment,) = found.episode.segments
+        assert (found.episode.status, len(segment.turns)) == (status, 3)
+    assert [turn.reward for turn in guessed.episode.turns] == [-0.25] * 3
+    assert guessed.episode.rewards["environment"].score == -0.75
+    assert tipped.episode.rewards["environment"].status == "unscorable"
 
 
 @pytest.mark.parametrize(

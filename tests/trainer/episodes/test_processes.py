@@ -48,7 +48,7 @@ class Game:
     async def step(self, content: str, timeout_s: float = 20.0) -> Any:
         message = {"role": "assistant", "content": content}
         return await self.process.call(
-            "step", wait_s=timeout_s, message=message, timeout_s=timeout_s, budget_s=timeout_s
+            "step", wait_s=timeout_s, message=message, choice={}, timeout_s=timeout_s, budget_s=timeout_s
         )
 
     async def said(self, content: str, timeout_s: float = 20.0) -> str:
@@ -57,7 +57,15 @@ class Game:
 
 
 async def begun(nursery: Nursery, tmp_path: Path, *, name: str = GAME, seed: int = 5) -> Game:
-    kind = {"environment": name, "factory": None, "by_name": False, "tools": [], "rewards": []}
+    kind = {
+        "environment": name,
+        "scheduler": None,
+        "factory": None,
+        "by_name": False,
+        "tools": [],
+        "rewards": [],
+        "max_turns": 9,
+    }
     process = await nursery.fork(kind, seed=seed, log_file=tmp_path / "agents" / f"{seed}.log")
     found = await process.call("reset", wait_s=20, row={"task": 3}, prompt="", seed=seed, timeout_s=20)
     assert found == {"messages": [{"role": "user", "content": f"begin 3 {seed}"}], "tools": []}

@@ -136,4 +136,5 @@ def test_the_system_prompt_stands_before_what_an_environment_for_trl_says(
     assert found["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Door 1."}]
     assert not any("data.system" in doubt for doubt in doubts(config))
     unread = doubts(config_of(tmp_path, episodes={}, data=data))
-    assert "data.system does nothing: episodes.environment gets the row, and says itself what is asked" in unread
+    says = "data.system does nothing: episodes.environment gets the row, and says itself what is asked"
+    assert any(doubt.startswith(says) for doubt in unread)

@@ -53,6 +53,13 @@ def test_functions_written_for_trl_have_the_weight_one_and_come_before_the_class
     assert [path.name for path in episodes.files] == ["a.py", "a.py", "b.py"]
 
 
+def test_a_scheduler_of_ms_swift_may_bring_a_reward_and_need_not():
+    episodes = config({"multi_turn_scheduler": "a.py:Tips"}, reward={"reward_funcs": ["format"]}).episodes
+    assert episodes is not None
+    assert episodes.weights == {"environment": 1.0}
+    assert [path.name for path in episodes.files] == ["a.py"]
+
+
 def test_tasks_stand_in_for_a_dataset():
     assert config({"environment": "mine.py:Game", "num_tasks": 100}, data={}).data.dataset is None
 

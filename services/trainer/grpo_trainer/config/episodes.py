@@ -19,6 +19,8 @@ ENVIRONMENT_COLUMN = "environment"
 """Names the class of `environment_factory` that plays a row, where there are several."""
 ENVIRONMENT_REWARD = "environment"
 """Name of the reward that an environment's steps add up to."""
+WAYS = ("environment", "multi_turn_scheduler", "environment_factory", "agent")
+"""Settings of which one says what plays an episode; `tools` may stand beside the first three, or alone."""
 PROGRAMS_PER_CORE = 4
 
 
@@ -47,10 +49,18 @@ Variable = Annotated[str, AfterValidator(_variable)]
 
 
 class EpisodesConfig(Section):
-    """Episodes of several turns: one of `environment`, `environment_factory`, `tools` and `agent` plays them."""
+    """Episodes of several turns: one of `environment`, `multi_turn_scheduler`, `environment_factory`, `tools` and
+    `agent` plays them."""
 
     environment: OfAFile | None = Field(
-        None, description="FILE.py:CLASS with reset(row, seed) → messages and step(message) → (messages, reward, done)."
+        None,
+        description="FILE.py:CLASS with reset(row, seed) → messages and step(message) → (messages, reward, done), or "
+        "an Env written for ms-swift's gym.",
+    )
+    multi_turn_scheduler: OfAFile | None = Field(
+        None,
+        description="A class derived of ms-swift's MultiTurnScheduler, FILE.py:CLASS; it goes on behind the row's "
+        "prompt.",
     )
     tools: list[OfAFile] = Field(
         default_factory=list,
@@ -110,12 +120,12 @@ class EpisodesConfig(Section):
 
     @model_validator(mode="after")
     def _one_way_to_play(self) -> Self:
-        ways = [name for name in ("environment", "environment_factory", "agent") if getattr(self, name)]
+        ways = [name for name in WAYS if getattr(self, name)]
         if len(ways) > 1 or (self.agent and self.tools):
             both = [*ways, "tools"] if self.tools and len(ways) == 1 else ways
             raise ValueError(f"{' and '.join(both)}: an episode is played by one of them; leave the others out")
         if not ways and not self.tools:
-            raise ValueError("name what plays an episode: environment, environment_factory, tools or agent")
+            raise ValueError(f"name what plays an episode: {', '.join(WAYS)} or tools")
         if self.reward_funcs and not (self.environment or self.environment_factory):
             raise ValueError(
                 "reward_funcs read the state of an environment, and there is none: set environment or "
@@ -127,7 +137,7 @@ class EpisodesConfig(Section):
 
     @model_validator(mode="after")
     def _different_names(self) -> Self:
-        own = {ENVIRONMENT_REWARD} if self.environment else set(map(_last, self.factories.values()))
+        own = {ENVIRONMENT_REWARD} if self.pays_by_steps else set(map(_last, self.factories.values()))
         for setting, named, why in (
             ("tools", self.tools, "the policy could call one of them only"),
             ("reward_funcs", self.reward_funcs, "a weight could not tell them apart"),
@@ -172,9 +182,15 @@ class EpisodesConfig(Section):
         return self.environment_factory or {}
 
     @property
+    def pays_by_steps(self) -> bool:
+        """Whether what plays has a state, whose steps add up to the reward `environment`."""
+        return bool(self.environment or self.multi_turn_scheduler)
+
+    @property
     def files(self) -> list[Path]:
         """The users' files that this section names."""
-        named = [*filter(None, [self.environment]), *self.tools, *self.factories.values(), *self.reward_funcs]
+        own = filter(None, [self.environment, self.multi_turn_scheduler])
+        named = [*own, *self.tools, *self.factories.values(), *self.reward_funcs]
         return [Path(name.rpartition(":")[0]) for name in named]
 
     @property
@@ -190,7 +206,7 @@ class EpisodesConfig(Section):
     @property
     def _own_rewards(self) -> list[str]:
         """The rewards that are known by name; a program may bring any."""
-        own = [ENVIRONMENT_REWARD] if self.environment else []
+        own = [ENVIRONMENT_REWARD] if self.pays_by_steps else []
         return [*own, *map(_last, [*self.reward_funcs, *self.factories.values()])]
 
     @property

@@ -19,6 +19,7 @@ nursery.py      the process that imports the users' files, and of which all are 
                 kinship.py: whose child is whose, and how processes end together; frames.py: the messages between them
 child.py        one episode's process: it calls the user's code; time_limit.py: for a limited time
 plays.py        an environment, tools alone, a class for TRL; tools.py: functions that the policy calls
+swift_plays.py  classes for ms-swift: an environment of its gym, a scheduler of turns
 reward_functions.py  functions written for TRL that pay by the state of an environment
 messages.py     the messages that a user's code returns, checked and cut
 """

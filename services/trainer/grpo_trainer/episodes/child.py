@@ -16,6 +16,7 @@ from typing import Any
 from .frames import Frame, FrameError, packed, receive, unpacked
 from .plays import Environment, Play, Toolbox, TrlClass
 from .reward_functions import PaidByFunctions
+from .swift_plays import GymEnvironment, Scheduler, is_gym_environment
 from .time_limit import CallTimeoutError
 
 NUMPY_SEEDS = 2**32
@@ -55,15 +56,19 @@ def serve(channel: socket.socket, parts: dict[str, Any], kind: dict[str, Any], *
 def play_of(kind: dict[str, Any], parts: dict[str, Any]) -> Play:
     """Make what plays an episode. `kind` has names of `parts`:
 
-    `{"environment": name or null, "factory": name or null, "by_name": bool, "tools": [name, …], "rewards": [name, …]}`
+    `{"environment": name or null, "scheduler": name or null, "factory": name or null, "by_name": bool,
+    "tools": [name, …], "rewards": [name, …], "max_turns": n}`
     """
     tools = [parts[name] for name in kind["tools"]]
-    environment, factory = kind["environment"], kind["factory"]
+    environment, scheduler, factory = kind["environment"], kind["scheduler"], kind["factory"]
+    if scheduler is not None:
+        return Scheduler(parts[scheduler], tools, max_turns=kind["max_turns"])
     if environment is None and factory is None:
         return Toolbox(tools)
     play: Environment | TrlClass
     if environment is not None:
-        play = Environment(parts[environment], tools)
+        is_gym = is_gym_environment(parts[environment])
+        play = (GymEnvironment if is_gym else Environment)(parts[environment], tools)
     else:
         name = factory.rpartition(":")[2]
         play = TrlClass(name, parts[factory], tools, drops_environment=kind["by_name"])

@@ -1,4 +1,4 @@
-"""Play an episode with Python code: an environment, tools alone, or a class for TRL, in a process of its own.
+"""Play an episode with Python code: an environment, tools alone, or a class for TRL or ms-swift, in its own process.
 
 reset → messages ─► the policy's turn ─► step → messages, reward, done ─► the next turn …
 """
@@ -90,7 +90,7 @@ class EnvironmentPlayer:
             if isinstance(turn, Ending):
                 return turn
             self.transcript.append(turn.message)
-            step = await self._step(turn.turn, turn.message)
+            step = await self._step(turn)
             by_tools = self.config.environment and self.config.tools and turn.message.get("tool_calls")
             self.unseen = turn if by_tools else None
             messages, parent = step["messages"], turn.turn
@@ -128,16 +128,17 @@ class EnvironmentPlayer:
                 raise CallFailedError(f"its messages cannot be rendered: {error.detail.message}", late=False) from error
             raise
 
-    async def _step(self, turn: int, message: dict[str, Any]) -> dict[str, Any]:
-        """Answer the policy, and note the reward of its `turn`.
+    async def _step(self, turn: GeneratedTurn) -> dict[str, Any]:
+        """Answer the policy, and note the reward of its turn.
 
         A tool that had to be killed is an observation where it holds no state.
         """
-        calls = message.get("tool_calls") or []
+        message, calls = turn.message, turn.message.get("tool_calls") or []
+        choice = {"finish_reason": turn.finish_reason, "token_ids": turn.token_ids}
         try:
-            step: dict[str, Any] = await self._call("step", calls=len(calls), message=message)
+            step: dict[str, Any] = await self._call("step", calls=len(calls), message=message, choice=choice)
         except LateProcessError:
-            if not calls or self.config.environment or self.config.environment_factory:
+            if not calls or self.config.pays_by_steps or self.config.environment_factory:
                 raise
             await self._fork()
             why = f"the call did not return within {self.config.call_timeout_s:g} s, and was ended"
@@ -145,7 +146,7 @@ class EnvironmentPlayer:
                     "tool_calls": len(calls), "tool_failures": len(calls)}  # fmt: skip
         self.counts["tools/calls"] += step.get("tool_calls", 0)
         self.counts["tools/failures"] += step.get("tool_failures", 0)
-        self._note(turn, step["reward"])
+        self._note(turn.turn, step["reward"])
         return step
 
     def _note(self, turn: int, reward: float | None) -> None:
@@ -155,7 +156,7 @@ class EnvironmentPlayer:
     async def _rewards(self, ending: Ending) -> dict[str, RewardScore]:
         """Return the episode's rewards, one without a score with how the episode ended; closes the environment."""
         paid = await self._call("finish", calls=1 + len(self.config.reward_funcs))
-        if self.config.environment:
+        if self.config.pays_by_steps:
             paid[ENVIRONMENT_REWARD] = {"score": sum(self.turn_rewards.values()) if self.turn_rewards else None}
         rewards = {
             name: score_of(**({"detail": ending.detail} if fields["score"] is None else {}) | fields)
@@ -189,8 +190,9 @@ def _kind(config: EpisodesConfig, columns: Mapping[str, Any]) -> dict[str, Any]:
     factories, by_name = config.factories, bool(config.factories) and "" not in config.factories
     factory = factories[columns[ENVIRONMENT_COLUMN] if by_name else ""] if factories else None
     return {
-        "environment": config.environment, "factory": factory, "by_name": by_name,
-        "tools": list(config.tools), "rewards": list(config.reward_funcs),
+        "environment": config.environment, "scheduler": config.multi_turn_scheduler, "factory": factory,
+        "by_name": by_name, "tools": list(config.tools), "rewards": list(config.reward_funcs),
+        "max_turns": config.max_turns,
     }  # fmt: skip
 
 

@@ -65,25 +65,31 @@ def main() -> None:
     Nursery(control, parts).run()
 
 
-def load(environments: list[str], factories: list[str], tools: list[str], rewards: list[str]) -> dict[str, Any]:
+def load(
+    environments: list[str], schedulers: list[str], factories: list[str], tools: list[str], rewards: list[str]
+) -> dict[str, Any]:
     """Import what the run file names. Raises UsageError for what is not there, or cannot play an episode."""
-    names = [*environments, *factories, *tools, *rewards]
+    names = [*environments, *schedulers, *factories, *tools, *rewards]
     if not names:
         return {}
     import numpy as np  # so that each episode can seed it
 
+    from grpo_proto.swift_stand_in import stand_in
+
     from ..extension import named
+    from . import reward_functions, swift_plays
     from .messages import EnvironmentFault
     from .plays import tool_methods
-    from .reward_functions import problem_of
     from .tools import schema_of
 
+    stand_in()
     if factories:
         schema_of(_any_tool)  # the first schema imports transformers: here once, not in the process of each episode
     np.random.seed(0)
     parts: dict[str, Any] = {}
     for section, chosen, methods in (
         ("environment", environments, ("reset", "step")),
+        ("multi_turn_scheduler", schedulers, ("step",)),
         ("environment_factory", factories, ("reset",)),
         ("tools", tools, ()),
         ("reward_funcs", rewards, ()),
@@ -106,9 +112,13 @@ def load(environments: list[str], factories: list[str], tools: list[str], reward
         except EnvironmentFault as error:
             hint = "a tool needs a type for each argument, and a docstring with a line for each under Args:"
             raise UsageError(f"episodes.{section}: {error}", hint=hint) from error
-    for name in rewards:
-        if (problem := problem_of(parts[name])) is not None:
-            raise UsageError(f"episodes.reward_funcs: {name} {problem}")
+    for section, chosen, problem_of in (
+        ("multi_turn_scheduler", schedulers, swift_plays.problem_of),
+        ("reward_funcs", rewards, reward_functions.problem_of),
+    ):
+        for name in chosen:
+            if (problem := problem_of(parts[name])) is not None:
+                raise UsageError(f"episodes.{section}: {name} {problem}")
     return parts
 
 

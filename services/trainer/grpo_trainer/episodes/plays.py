@@ -1,7 +1,7 @@
 """The three ways in which Python code plays an episode, inside its process: what a call of `child.py` does.
 
     Environment   the user's class with reset, step and close; a message that calls tools goes to the tools, and when
-                  it was the last one also to step, without its calls
+                  it was the last one also to step, without its calls; `swift_plays.py` has classes for ms-swift
     Toolbox       functions alone: the episode ends with the first message that calls none
     TrlClass      a class written for TRL's `environment_factory`: its public methods are tools
 
@@ -23,6 +23,8 @@ from .time_limit import call
 from .tools import Tools
 
 Message = dict[str, Any]
+Choice = dict[str, Any]
+"""How a turn of the policy was sampled: `{"finish_reason": text, "token_ids": [T numbers]}`; empty where none was."""
 Paid = dict[str, Any]
 """A reward of an episode, as the fields of a `RewardScore`: `score`, and `log`, `metrics` and `detail` where it has
 some."""
@@ -33,7 +35,7 @@ class Play(Protocol):
         self, *, row: dict[str, Any], prompt: str | list[Message], seed: int, timeout_s: float
     ) -> dict[str, Any]: ...
 
-    def step(self, *, message: Message, timeout_s: float, budget_s: float) -> dict[str, Any]: ...
+    def step(self, *, message: Message, choice: Choice, timeout_s: float, budget_s: float) -> dict[str, Any]: ...
 
     def show(self, *, message: Message, timeout_s: float) -> float | None: ...
 
@@ -57,19 +59,19 @@ class Environment:
             raise EnvironmentFault("reset returned no message: the policy needs something to answer")
         return {"messages": messages, "tools": self.tools.schemas}
 
-    def step(self, *, message: Message, timeout_s: float, budget_s: float) -> dict[str, Any]:
+    def step(self, *, message: Message, choice: Choice, timeout_s: float, budget_s: float) -> dict[str, Any]:
         if message.get("tool_calls") and self.tools.schemas:
             return self.tools.answer(message, timeout_s=timeout_s, budget_s=budget_s)
-        messages, reward, done = self._heard(message, timeout_s)
+        messages, reward, done = self._heard(message, choice, timeout_s)
         if not messages and not done:
             raise EnvironmentFault("step returned neither a message nor done: the episode cannot go on")
         return {"messages": messages, "reward": reward, "done": done}
 
     def show(self, *, message: Message, timeout_s: float) -> float | None:
-        _, reward, _ = self._heard(message, timeout_s)
+        _, reward, _ = self._heard(message, {}, timeout_s)
         return reward
 
-    def _heard(self, message: Message, timeout_s: float) -> tuple[list[Message], float | None, bool]:
+    def _heard(self, message: Message, choice: Choice, timeout_s: float) -> tuple[list[Message], float | None, bool]:
         found = call(self.instance.step, copy.deepcopy(message), timeout_s=timeout_s)
         if not isinstance(found, (tuple, list)) or len(found) != 3:
             size = f" of {len(found)}" if isinstance(found, (tuple, list)) else ""
@@ -94,7 +96,7 @@ class Toolbox:
     def reset(self, *, row: dict[str, Any], prompt: str | list[Message], seed: int, timeout_s: float) -> dict[str, Any]:
         return {"messages": first_messages(prompt), "tools": self.tools.schemas}
 
-    def step(self, *, message: Message, timeout_s: float, budget_s: float) -> dict[str, Any]:
+    def step(self, *, message: Message, choice: Choice, timeout_s: float, budget_s: float) -> dict[str, Any]:
         if message.get("tool_calls"):
             return self.tools.answer(message, timeout_s=timeout_s, budget_s=budget_s)
         return {"messages": [], "reward": None, "done": True}

@@ -141,7 +141,7 @@ class Nursery:
     """Starts processes of episodes. Use it as an asynchronous context manager, in one event loop.
 
     Args:
-        environments, factories, tools, rewards: what to import, each FILE.py:NAME.
+        environments, schedulers, factories, tools, rewards: what to import, each FILE.py:NAME.
         startup_timeout_s: limit for the imports.
     """
 
@@ -149,13 +149,14 @@ class Nursery:
         self,
         *,
         environments: Sequence[str] = (),
+        schedulers: Sequence[str] = (),
         factories: Sequence[str] = (),
         tools: Sequence[str] = (),
         rewards: Sequence[str] = (),
         startup_timeout_s: float = 300.0,
     ):
         self.asked = {
-            "environments": list(environments), "factories": list(factories),
+            "environments": list(environments), "schedulers": list(schedulers), "factories": list(factories),
             "tools": list(tools), "rewards": list(rewards),
         }  # fmt: skip
         self.startup_timeout_s = startup_timeout_s

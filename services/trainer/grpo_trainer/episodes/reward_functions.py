@@ -15,7 +15,7 @@ from grpo_proto.reward_log import RewardLog
 from grpo_proto.tool_arguments import parsed_arguments
 
 from .messages import EnvironmentFault
-from .plays import Environment, Message, Paid, TrlClass, number
+from .plays import Choice, Environment, Message, Paid, TrlClass, number
 from .time_limit import call
 
 RewardFunction = Callable[..., Any]
@@ -41,9 +41,9 @@ class PaidByFunctions:
         self.prompt = copy.deepcopy(found["messages"])
         return found
 
-    def step(self, *, message: Message, timeout_s: float, budget_s: float) -> dict[str, Any]:
+    def step(self, *, message: Message, choice: Choice, timeout_s: float, budget_s: float) -> dict[str, Any]:
         said = _as_trl(message)
-        found = self.play.step(message=message, timeout_s=timeout_s, budget_s=budget_s)
+        found = self.play.step(message=message, choice=choice, timeout_s=timeout_s, budget_s=budget_s)
         self.completion += [said, *copy.deepcopy(found["messages"])]
         return found
 

@@ -37,6 +37,7 @@ class EpisodeRunner:
         self.logs = KeptLogs(log_dir)
         self.nursery = Nursery(
             environments=[config.environment] if config.environment else [],
+            schedulers=[config.multi_turn_scheduler] if config.multi_turn_scheduler else [],
             factories=list(dict.fromkeys(config.factories.values())),
             tools=config.tools,
             rewards=config.reward_funcs,
