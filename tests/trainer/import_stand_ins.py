@@ -40,6 +40,11 @@ FILES = {
     "plugins/length.py": "from swift.plugin import ORM, orms\n\n\n"
     "class Short(ORM):\n    def __call__(self, completions, **kwargs):\n"
     "        return [float(len(text) < 9) for text in completions]\n\n\norms[\"short\"] = Short\n",
+    "plugins/lake.py": "from swift.infer_engine.protocol import RolloutInferRequest\n"
+    "from swift.rollout.gym_env import Env, envs\n\n\nclass Lake(Env):\n"
+    "    async def reset(self, config: RolloutInferRequest):\n        return config.data_dict['problem'], {}, None\n\n"
+    "    async def step(self, action):\n        return 'Go on.', 0.0, False, {}\n\n"
+    "    async def close(self):\n        pass\n\n\nenvs['frozen_lake'] = Lake\n",
     "rewards/own.py": "def short(completions, **kwargs):\n    return [float(len(c) < 9) for c in completions]\n",
     "ds.json": json.dumps({"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}}),
     "accelerate_zero3.yaml": "distributed_type: DEEPSPEED\nnum_machines: 1\nnum_processes: 8\n"

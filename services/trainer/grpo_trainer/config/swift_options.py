@@ -114,6 +114,11 @@ MS_SWIFT = PeerOptions(
         "gradient_accumulation_steps": ("rollout.generation_batch_size", None),
         "generation_batch_size": ("rollout.generation_batch_size", None),
         "steps_per_generation": ("algorithm.steps_per_generation", None),
+        "multi_turn_scheduler": ("episodes.multi_turn_scheduler", None),
+        "gym_env": ("episodes.environment", None),
+        "use_gym_env": ("episodes.reward_weights", None),
+        "max_turns": ("episodes.max_turns", None),
+        "completion_length_limit_scope": ("episodes.max_turn_tokens", "per_round"),
         "use_vllm": ("rollout.urls", False),
         "vllm_mode": ("rollout.urls", None),
         "vllm_server_base_url": ("rollout.urls", None),
@@ -221,8 +226,6 @@ MS_SWIFT = PeerOptions(
             "a prompt ends as the chat template ends it: what an answer begins with stands in model.chat_template": (
                 "response_prefix"
             ),
-            "completions are single turns": "multi_turn_scheduler max_turns completion_length_limit_scope use_gym_env "
-            "gym_env",
             "a reward model scores by its own logit": "reward_model_plugin reward_adapters reward_model_type "
             "reward_model_revision reward_template",
             "the loss is not among ours: docs/losses.md": "real_tau",

@@ -6,8 +6,9 @@ words.py        a script or an argument list → commands, without a shell; opti
 trl_script.py   a script in Python or a notebook that calls GRPOTrainer: script_model.py, script_rows.py,
                 script_episodes.py and script_rewards.py read it by script_reader.py; python_source.py tells what its
                 names stand for, python_values.py the values of expressions
-swift.py, trl.py    one trainer each: what belongs together of its options; swift_rewards.py and swift_rows.py: its
-                rewards and rows; swift_chord.py: demonstrations beside the samples; open_r1.py: the rewards of open-r1
+swift.py, trl.py    one trainer each: what belongs together of its options; swift_rewards.py, swift_rows.py,
+                swift_episodes.py and swift_chord.py: its rewards, rows, environments and demonstrations; open_r1.py:
+                the rewards of open-r1
 training.py     what both have alike: tables, steps, DeepSpeed, and what does not go together here
 batch.py        the arithmetic of batch sizes
 launcher.py     processes and machines; servers.py: GPUs, and the lines that start the servers; vllm_flags.py;

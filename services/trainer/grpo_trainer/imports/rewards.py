@@ -54,6 +54,11 @@ def registered_in(name: str, plugins: Sequence[str]) -> str | None:
     return None
 
 
+def registers(plugin: str) -> bool:
+    """Whether a file that is there registers any reward in ms-swift's `orms`."""
+    return re.search(r"\borms\s*[\[.=]", Path(plugin).read_text(encoding="utf-8")) is not None
+
+
 def missing(plugins: Sequence[str]) -> list[str]:
     return [plugin for plugin in plugins if not Path(plugin).is_file()]
 

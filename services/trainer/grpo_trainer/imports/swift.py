@@ -24,6 +24,7 @@ from .servers import (
     set_teacher_server,
 )
 from .swift_chord import set_chord
+from .swift_episodes import set_swift_episodes
 from .swift_rewards import set_swift_rewards
 from .swift_rows import LONGEST_PROMPT, set_swift_rows
 from .values import read, target_modules
@@ -78,6 +79,10 @@ def import_swift(command: Command, server: Command | None, expanded: set[str]) -
     training.set_deepspeed(run, deepspeed, options.shown("deepspeed") if deepspeed else "", sharded=fsdp)
     training.set_option(options, run, "ddp_timeout", "deepspeed.timeout_s", options.peer.default("ddp_timeout"))
     batch = training.set_batch(options, run, launch.processes * launch.machines)
+    beside = Options(MS_SWIFT)
+    if server is not None:
+        beside.add_words(_behind(server.words, "rollout"))
+    set_swift_episodes(options, beside, run)
     evaluates = set_swift_rows(options, run)
     save_steps = options.number("save_steps")
     training.set_steps(
@@ -93,7 +98,7 @@ def import_swift(command: Command, server: Command | None, expanded: set[str]) -
         run.set(
             "weights.in_flight", "wait", f"{options.shown('async_generate')}: ms-swift syncs when sampling has ended"
         )
-    _set_servers(options, run, launch, server)
+    _set_servers(options, run, launch, server, beside)
     if teacher is not None:
         set_teacher_server(run, teacher, options.shown("teacher_model"))
     set_reward_server(run, arguments)
@@ -286,10 +291,8 @@ def _set_teacher(options: Options, run: RunFile) -> str | None:
     return model
 
 
-def _set_servers(options: Options, run: RunFile, launch: Launch, server: Command | None) -> None:
-    beside = Options(MS_SWIFT)
-    if server is not None:
-        beside.add_words(_behind(server.words, "rollout"))
+def _set_servers(options: Options, run: RunFile, launch: Launch, server: Command | None, beside: Options) -> None:
+    """`beside` are the options of `server`."""
     flags = server_flags(options, beside)
     sampling = _sampling(options, launch)
     if server is not None and sampling.way == "server":
@@ -306,7 +309,8 @@ def _set_servers(options: Options, run: RunFile, launch: Launch, server: Command
             replicate(run, sampling, f"http://127.0.0.1:{first}", copies, shown)
         beside.values("host")
         report_rest(run, beside, of="swift rollout")
-    if "--max-model-len" not in flags and run.value("data.max_prompt_length") != LONGEST_PROMPT:
+    several_turns = any(setting.startswith("episodes.") for setting in run.entries)
+    if not several_turns and "--max-model-len" not in flags and run.value("data.max_prompt_length") != LONGEST_PROMPT:
         total = run.value("data.max_prompt_length") + run.value("rollout.max_completion_length")
         flags["--max-model-len"] = str(total)
     set_servers(run, sampling, flags, visible=launch.visible, processes=launch.processes)

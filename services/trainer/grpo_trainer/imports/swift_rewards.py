@@ -4,7 +4,7 @@ from typing import Any
 
 from ..errors import UsageError
 from .options import Options, given
-from .rewards import Found, OurReward, add_plugin, missing, registered_in, set_rewards
+from .rewards import Found, OurReward, add_plugin, missing, registered_in, registers, set_rewards
 from .run_file import RunFile
 
 REWARDS = {
@@ -56,7 +56,10 @@ def set_swift_rewards(options: Options, run: RunFile) -> list[str]:
             found.funcs.append(name)
             named = f" one of {', '.join(plugins)} has to register it" if plugins else " no --external_plugins names it"
             run.differs.append(f"reward {name} is none of ms-swift's own, and{named}: the reward server has to have it")
+    players = [str(run.value(f"episodes.{name}")) for name in ("environment", "multi_turn_scheduler")]
     for plugin in plugins:
+        if any(player.startswith(f"{plugin}:") for player in players) and not registers(plugin):
+            continue
         if plugin not in gone or any(name not in REWARDS for name in names):
             add_plugin(found, plugin)
     if models:
