@@ -23,10 +23,12 @@ from tests.tiny_model import make_tokenizer
 
 from grpo_proto import WeightState
 from grpo_proto.client.clients import WeightsClient
+from grpo_trainer.algorithm.agreement import Rule
 from grpo_trainer.algorithm.sequences import untrained_sequence
 from grpo_trainer.config.weights import CanaryConfig, WeightsConfig
+from grpo_trainer.engine.own_logprobs import own_logprobs
 from grpo_trainer.fleet.awaited import wait_for_rollout_servers
-from grpo_trainer.fleet.canary import Probe, Rule, compare, own_logprobs, sample_probes
+from grpo_trainer.fleet.canary import Probe, compare, sample_probes
 from grpo_trainer.fleet.event_loop import EventLoopThread
 from grpo_trainer.fleet.fleet import Fleet
 from grpo_trainer.fleet.push import PushResult, WeightPusher, push

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from grpo_proto import ServiceError
 
+from .algorithm.agreement import Rule
 from .algorithm.batching import parts_of_ranks, tokens_of_updates
 from .algorithm.decisions import training_sequences
 from .algorithm.demonstrations import Demonstrations, mu_of
@@ -31,7 +32,7 @@ from .checkpoint.rollbacks import seen_rollbacks
 from .checkpoint.saving import CheckpointSaver
 from .config.run_config import RunConfig
 from .errors import GuardStop, RunError, ServersError, UpdateError
-from .fleet.canary import Rule, compare, compared_urls
+from .fleet.canary import compare, compared_urls
 from .fleet.push import TensorSource, push
 from .guarding import WayBack, obey_guards, to_go_back_to
 from .journal import Journal

@@ -12,6 +12,7 @@ import torch
 
 from grpo_proto import Manifest
 
+from .algorithm.agreement import Rule
 from .algorithm.batching import PlanOfRank, micro_batches
 from .algorithm.kl_in_reward import log_ratio_sums
 from .algorithm.named_arrays import from_arrays
@@ -20,9 +21,9 @@ from .checkpoint.file_writer import FileWriter
 from .checkpoint.files import Described
 from .checkpoint.saving import writing
 from .engine.imitation import Imitation
+from .engine.own_logprobs import own_logprobs
 from .engine.training_engine import TrainingEngine
 from .errors import RunError
-from .fleet.canary import Rule, own_logprobs
 from .ranks.ranks import NamedArrays, Ranks
 
 COMMANDS = (

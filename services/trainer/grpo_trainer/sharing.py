@@ -3,12 +3,13 @@
 import logging
 from collections.abc import Sequence
 
+from .algorithm.agreement import Rule
 from .algorithm.named_arrays import to_arrays
 from .algorithm.sharing_trial import trial_sequences
 from .config.run_config import RunConfig
 from .data.prompt_row import PromptRow
 from .engine.training_engine import TrainingEngine
-from .fleet.canary import Rule, rule_for
+from .fleet.canary import rule_for
 from .ranks.crew import Crew
 
 log = logging.getLogger(__name__)

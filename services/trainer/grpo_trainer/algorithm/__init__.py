@@ -17,6 +17,7 @@ loss.py         logprobs → the loss of a micro-batch; kl.py: its KL term
                 surrogates/    the loss of a token
 correction.py   the trainer's over the server's probability; off_policy_mask.py, entropy_mask.py: episodes and tokens
                 that are left out
+agreement.py    how far two computations of the same logprobs may differ
 scores.py       statistics in which null is never 0; spread.py: whether a group has anything to teach
 at_k.py         avg@k and pass@k
 trial.py        settings that cannot work, and a user's own surrogate on made tokens, before the run begins

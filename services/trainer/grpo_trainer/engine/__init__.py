@@ -8,6 +8,7 @@ shared_attention.py      attention over rows in which sequences share their begi
 prefix_sharing.py        for which families, and what it keeps
 load_balancing.py        the load-balancing loss of a mixture of experts
 batch_loss.py            the loss of a micro-batch, in one pass through the output head or in two
+own_logprobs.py          the logprobs that the canary compares
 imitation.py             the loss of demonstrations beside the samples
 deepspeed_settings.py, schedule.py, random_state.py, state.py
                          settings, learning rate, random numbers, engine.json of a checkpoint

@@ -13,16 +13,11 @@ import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-import torch
 
 from grpo_proto import Completion, ConflictError, InfrastructureError, Prompt, RolloutRequest, RolloutResponse, Sampling
 
-from ..algorithm.batching import micro_batches
-from ..algorithm.planning import Neighbours, fill_rows
-from ..algorithm.prefixes import PrefixSharing
-from ..algorithm.sequences import MicroBatch, Segment, TrainingSequence, Turn
+from ..algorithm.agreement import Rule
+from ..algorithm.sequences import Segment, Turn
 from ..config.run_config import RunConfig
 from ..config.weights import CanaryConfig
 from ..data.prompt_row import PromptRow
@@ -39,14 +34,6 @@ Qwen2.5-0.5B-Instruct in bf16 the difference of a sampled token has a standard d
 (huggingface/trl#6789), for Qwen2.5-7B 0.04 in bf16 and 0.002 in float32 (ServiceNow/Fast-LLM#525)."""
 
 MOE_QUANTILE = 0.75
-
-
-class Scores(Protocol):
-    """The trained policy, as far as the canary needs it."""
-
-    device: torch.device
-
-    def logprobs(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -128,60 +115,6 @@ def _segment(prompt_token_ids: list[int], completion: Completion, version: int) 
     versions = [(version, len(completion.token_ids))]
     turn = Turn(len(prompt_token_ids), len(token_ids), versions, completion.finish_reason, completion.text)
     return Segment(token_ids, [turn], completion.logprobs)
-
-
-def own_logprobs(
-    engine: Scores,
-    sequences: Sequence[TrainingSequence],
-    *,
-    version: int,
-    tokens_per_micro_batch: int,
-    pad_token_id: int,
-    prefixes: PrefixSharing | None = None,
-) -> list[list[float]]:
-    """Compute the trainer's logprobs of the same tokens, on all ranks alike: the sequences are few and short.
-
-    In padded rows, whatever the run trains with, so that what is compared with the servers shares nothing; or with
-    `prefixes` shared. With many servers they do not fit one micro-batch.
-    """
-    if prefixes is None:
-        longest_first = sorted(range(len(sequences)), key=lambda i: (-sequences[i].num_tokens, i))
-        filled = fill_rows(sequences, [[i] for i in longest_first], tokens_per_micro_batch)
-    else:
-        neighbours = Neighbours(sequences, prefixes)
-        in_order = neighbours.in_order([[i] for i in range(len(sequences))])
-        filled = neighbours.fill(in_order, tokens_per_micro_batch)
-    numbers = [[i for (i,) in units] for units in filled]
-    (batches,) = micro_batches(
-        sequences,
-        [numbers],
-        [0],
-        version=version,
-        pad_token_id=pad_token_id,
-        device=engine.device,
-        prefixes=prefixes,
-    )
-    found: dict[int, list[float]] = {}
-    for indices, logprobs_N in zip(numbers, engine.logprobs(batches), strict=True):
-        lengths = [sequences[i].num_trained for i in indices]
-        found |= dict(zip(indices, (part.tolist() for part in logprobs_N.split(lengths)), strict=True))
-    return [found[i] for i in range(len(sequences))]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How far a server's logprobs may be from the trainer's own: their mean difference, or a quantile of it."""
-
-    bound: float
-    quantile: float | None = None
-
-    def measure(self, differences: Sequence[float]) -> float:
-        if self.quantile is None:
-            return sum(differences) / max(len(differences), 1)
-        return float(torch.tensor(differences, dtype=torch.float64).quantile(self.quantile)) if differences else 0.0
-
-    def __str__(self) -> str:
-        return "on average" if self.quantile is None else f"at the {self.quantile:.0%} quantile"
 
 
 def rule_for(config: RunConfig, device: str, *, has_experts: bool) -> Rule:
