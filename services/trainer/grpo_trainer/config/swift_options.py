@@ -24,7 +24,7 @@ CHORD: dict[str, tuple[str, Any]] = {
 
 MS_SWIFT = PeerOptions(
     name="ms-swift",
-    version="4.6.0.dev0",  # commit 3602360a5 of 22 August 2026
+    version="4.6.0",
     settings=TRAINING_SETTINGS
     | {
         "attn_impl": ("model.attn_implementation", None),
@@ -259,7 +259,8 @@ MS_SWIFT = PeerOptions(
             "callbacks of your own are FILE.py:NAME in callbacks": "callbacks",
             "several datasets are data.datasets, each with its ratio": "interleave_prob stopping_strategy",
             "rows are read as they are, from a file or the Hub; a recipe of your own converts them": (
-                "cached_dataset cached_val_dataset custom_dataset_info"
+                "cached_dataset cached_val_dataset custom_dataset_info decision_drop_instructions "
+                "decision_subsample_options decision_state_as_text decision_shuffle_fields"
             ),
             "a resumed run goes on with all of its state": "resume_only_model",
             "checkpoint.async_save writes beside the training": "use_flash_ckpt",
