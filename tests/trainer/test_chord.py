@@ -13,7 +13,7 @@ from tests.tiny_model import make_model, make_tokenizer
 from tests.trainer.made_episodes import build_updates
 
 from grpo_trainer import loop
-from grpo_trainer.algorithm.demonstrations import Demonstrations, mu_of
+from grpo_trainer.algorithm.demonstrations import Demonstrations, chord_doubts, mu_of
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.chord import ChordConfig
 from grpo_trainer.config.data import DataConfig
@@ -53,6 +53,15 @@ def test_mu_rises_along_a_line_and_falls_along_a_cosine():
 def test_a_schedule_that_does_not_fall_is_refused(changes: dict[str, Any], message: str):
     with pytest.raises(ValidationError, match=message):
         chord(**changes)
+
+
+def test_what_is_seldom_meant_is_said():
+    falls = chord(mu_valley=0.1, mu_warmup_steps=2, mu_decay_steps=4)
+    assert list(chord_doubts(falls, num_examples=4, total_updates=6)) == []
+    late, few = chord_doubts(falls, num_examples=3, total_updates=5)
+    assert late.startswith("chord: μ changes for 6 updates, and the run makes 5: it ends at 0.3")
+    assert few.startswith("chord.batch_size 4 is more than the 3 demonstrations of d.jsonl")
+    assert list(chord_doubts(None, num_examples=0, total_updates=5)) == []
 
 
 def test_updates_go_through_all_demonstrations_epoch_after_epoch():

@@ -9,6 +9,7 @@ from transformers import PretrainedConfig
 
 from grpo_proto.messages.weights import Kind
 
+from .algorithm.demonstrations import chord_doubts
 from .config.doubts import doubts
 from .config.run_config import RunConfig
 from .data.demonstrations import Example, load_demonstrations
@@ -86,6 +87,8 @@ class Prepared:
         yield from repeats(self.rows.stores, self.eval_rows)
         yield from doubts(self.config)
         yield from schedule_doubts(self.config.optimizer, total_updates=self.num_updates)
+        num_examples = len(self.demonstrations)
+        yield from chord_doubts(self.config.chord, num_examples=num_examples, total_updates=self.num_updates)
         yield from few_rows(self.rows, self.config)
         yield from servers_stop_at(self.config, self.rows.first_rows[0], self.tokenizer, self.family)
 

@@ -6,7 +6,7 @@ Both are functions of the seed and the update's number alone, so that a resumed 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Self
 
@@ -50,6 +50,23 @@ def mu_of(config: ChordConfig, number: int) -> float:
     if number < warmup + decay:
         return valley + (peak - valley) * (1.0 + math.cos(math.pi * (number - warmup) / decay)) / 2.0
     return valley
+
+
+def chord_doubts(config: ChordConfig | None, *, num_examples: int, total_updates: int) -> Iterator[str]:
+    """What is allowed, and seldom meant."""
+    if config is None:
+        return
+    changes, last = config.mu_warmup_steps + config.mu_decay_steps, total_updates - 1
+    if changes > total_updates:
+        yield (
+            f"chord: μ changes for {changes} updates, and the run makes {total_updates}: it ends at "
+            f"{mu_of(config, last):.2g}; set chord.mu_warmup_steps and chord.mu_decay_steps to fewer"
+        )
+    if config.batch_size > num_examples:
+        yield (
+            f"chord.batch_size {config.batch_size} is more than the {num_examples} demonstrations of {config.dataset}: "
+            "each update imitates some of them twice"
+        )
 
 
 def _imitated(example: Example, episode: int, weight: float, version: int) -> TrainingSequence:
