@@ -173,6 +173,21 @@ class TestExamples:
         assert text == "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n4<|im_end|>"
         assert sum(example["completion_mask"]) == 2
 
+    def test_each_answer_of_a_conversation_is_learned_behind_what_came_before_it(self, tmp_path):
+        again, other = {"role": "user", "content": "3+3?"}, {"role": "assistant", "content": "6"}
+        talk = [QUESTION, ANSWER, again, other, QUESTION]
+        dataset = write(tmp_path / "rows.jsonl", {"messages": talk[:4]}, {"messages": talk})
+        found = self.examples(dataset, learned_messages="all")
+        alone = [{"prompt": talk[:place], "completion": talk[place]["content"]} for place in (1, 3)]
+        assert found == self.examples(write(tmp_path / "alone.jsonl", *alone, *alone))
+        long = [QUESTION, ANSWER, {"role": "user", "content": "3" * 99}, other]
+        dataset = write(tmp_path / "long.jsonl", {"messages": talk}, {"messages": long})
+        assert "row 2: prompt and completion have" in self.mistake(dataset, learned_messages="all", max_length=99)
+        dataset = write(tmp_path / "asked.jsonl", {"messages": [QUESTION, again]})
+        assert "row 1: no message of messages is an answer" in self.mistake(dataset, learned_messages="all")
+        dataset = write(tmp_path / "single.jsonl", {"prompt": "2+2", "completion": "4"})
+        assert "learned_messages all is for whole conversations" in self.mistake(dataset, learned_messages="all")
+
     def test_plain_text(self, tmp_path):
         [example] = self.examples(write(tmp_path / "rows.jsonl", {"prompt": "2+2=", "completion": "4"}))
         assert make_tokenizer().decode(example["input_ids"]) == "2+2=4<eos>"

@@ -65,7 +65,7 @@ def chord_doubts(config: ChordConfig | None, *, num_examples: int, total_updates
     if config.batch_size > num_examples:
         yield (
             f"chord.batch_size {config.batch_size} is more than the {num_examples} demonstrations of {config.dataset}: "
-            "each update imitates some of them twice"
+            "an update imitates some of them more than once"
         )
 
 

@@ -1,6 +1,6 @@
 """The section `chord` of a run file: demonstrations that are imitated beside the samples."""
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -28,6 +28,10 @@ class ChordConfig(Section):
     messages_column: str = Field(
         "messages",
         description="Whole conversations, for a dataset without completions; the last message is imitated.",
+    )
+    learned_messages: Literal["last", "all"] = Field(
+        "last",
+        description="all: every message of the assistant in a conversation, each a demonstration of its own.",
     )
     max_length: int = Field(
         2048, ge=2, description="Limit of a prompt with its completion, in tokens; longer rows are refused."
@@ -66,6 +70,7 @@ class ChordConfig(Section):
             prompt_column=data.prompt_column,
             completion_column=self.completion_column,
             messages_column=self.messages_column,
+            learned_messages=self.learned_messages,
             prompt_template=None if own else data.prompt_template,
             system=data.system,
             chat_template_kwargs=data.chat_template_kwargs,

@@ -46,6 +46,10 @@ class ColdStartData(Section):
         "messages",
         description="Whole conversations, for a dataset without completions; the last message is learned.",
     )
+    learned_messages: Literal["last", "all"] = Field(
+        "last",
+        description="all: every message of the assistant in a conversation, each behind what came before it.",
+    )
     prompt_template: str | None = Field(None, description="Template of the run that follows.")
     system: str | None = Field(None, description="System prompt of the run that follows.")
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)

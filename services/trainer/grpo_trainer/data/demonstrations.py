@@ -4,12 +4,13 @@ The end of an answer to messages is what the chat template writes there (answer_
 after a prompt that is text, it is the end-of-sequence token.
 
 Three kinds of rows: a recipe's columns and a completion; a prompt (text or messages) and a completion; a conversation
-in `messages`, whose last message is the completion.
+in `messages`, whose last message is the completion; or each of the assistant's is one, behind what came before it, as a
+run would have sampled it.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from ..config.chord import ChordConfig
 from ..config.cold_start import ColdStartData
@@ -24,6 +25,15 @@ from .values import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+class _Answered(NamedTuple):
+    """A row with its prompt."""
+
+    row: Row
+    answer: Answer
+    number: int
+    """Of the row in the dataset, from 1."""
 
 
 class Example(TypedDict):
@@ -49,14 +59,15 @@ def load_examples(config: ColdStartData, tokenizer: "PreTrainedTokenizerBase") -
     """All rows of the dataset. Raises UsageError."""
     maker = PromptMaker.of(config)
     rows = list(maker.rows(read_rows(config.dataset, config.split), dataset=config.dataset))
-    rows, answers = _with_answers(rows, config)
+    answered = _with_answers(rows, config)
+    rows = [one.row for one in answered]
     prompts = maker.prompts(rows, dataset=config.dataset)
     tools = maker.tools_of(rows, dataset=config.dataset)
     prompt_ids = maker.token_ids(prompts, tokenizer, tools=tools, dataset=config.dataset)
     turn = AnswerTurn(tokenizer, prompts, maker.chat_template_kwargs)
     texts = [
-        turn.written(prompt, answer, of_row, f"dataset {config.dataset}, row {number}")
-        for number, (prompt, answer, of_row) in enumerate(zip(prompts, answers, tools, strict=True), start=1)
+        turn.written(prompt, one.answer, of_row, f"dataset {config.dataset}, row {one.number}")
+        for prompt, one, of_row in zip(prompts, answered, tools, strict=True)
     ]
     # Train on the end as well: sampling stops only where the model emits it.
     has_end = [bool(turn.end) and not isinstance(prompt, str) for prompt in prompts]
@@ -69,7 +80,7 @@ def load_examples(config: ColdStartData, tokenizer: "PreTrainedTokenizerBase") -
         ids if ends else [*ids, tokenizer.eos_token_id]
         for ids, ends in zip(tokenizer(texts, add_special_tokens=False)["input_ids"], has_end, strict=True)
     ]
-    _check_lengths(prompt_ids, completion_ids, config)
+    _check_lengths(prompt_ids, completion_ids, [one.number for one in answered], config)
     return [
         Example(input_ids=prompt + completion, completion_mask=[0] * len(prompt) + [1] * len(completion))
         for prompt, completion in zip(prompt_ids, completion_ids, strict=True)
@@ -84,32 +95,41 @@ def digest_of(examples: Sequence[Example]) -> str:
     return digest.hexdigest()
 
 
-def _with_answers(rows: Sequence[Row], config: ColdStartData) -> tuple[list[Row], list[Answer]]:
+def _with_answers(rows: Sequence[Row], config: ColdStartData) -> list[_Answered]:
     """Return the rows, each with a prompt, and the answers to learn."""
     columns = {name for row in rows for name in row}
     if config.completion_column not in columns and config.messages_column in columns and config.recipe == "none":
-        return _split_conversations(rows, config)
+        check_columns(rows, [config.messages_column], dataset=config.dataset, needed_by="data.messages_column")
+        return [one for number, row in enumerate(rows, start=1) for one in _split(row, number, config)]
+    if config.learned_messages == "all":
+        raise UsageError(
+            "data.learned_messages all is for whole conversations, and the rows have a single completion each",
+            hint=f"give them in {config.messages_column}, without a recipe and a column {config.completion_column}",
+        )
     check_columns(rows, [config.completion_column], dataset=config.dataset, needed_by="data.completion_column")
-    return list(rows), [
-        _completion(row[config.completion_column], f"dataset {config.dataset}, row {number}")
+    return [
+        _Answered(row, _completion(row[config.completion_column], f"dataset {config.dataset}, row {number}"), number)
         for number, row in enumerate(rows, start=1)
     ]
 
 
-def _split_conversations(rows: Sequence[Row], config: ColdStartData) -> tuple[list[Row], list[Answer]]:
-    check_columns(rows, [config.messages_column], dataset=config.dataset, needed_by="data.messages_column")
-    prompts, completions = [], []
-    for number, row in enumerate(rows, start=1):
-        messages = row[config.messages_column]
-        where = f"dataset {config.dataset}, row {number}"
-        if not isinstance(messages, list) or len(messages) < 2:
-            raise UsageError(
-                f"{where}: {config.messages_column} is not a conversation",
-                hint='write [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]',
-            )
-        completions.append(_completion(messages[-1:], where))
-        prompts.append({**row, config.prompt_column: messages[:-1]})
-    return prompts, completions
+def _split(row: Row, number: int, config: ColdStartData) -> Iterator[_Answered]:
+    """Cut a conversation before the assistant's messages that are learned."""
+    messages, where = row[config.messages_column], f"dataset {config.dataset}, row {number}"
+    if not isinstance(messages, list) or len(messages) < 2:
+        raise UsageError(
+            f"{where}: {config.messages_column} is not a conversation",
+            hint='write [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]',
+        )
+    places = [len(messages) - 1]
+    if config.learned_messages == "all":
+        roles = [read_message(message, where).get("role") for message in messages]
+        places = [place for place, role in enumerate(roles) if role == "assistant" and place > 0]
+        if not places:
+            raise UsageError(f"{where}: no message of {config.messages_column} is an answer of the assistant")
+    for place in places:
+        prompt = {**row, config.prompt_column: messages[:place]}
+        yield _Answered(prompt, _completion(messages[place : place + 1], where), number)
 
 
 def _completion(value: Any, where: str) -> Answer:
@@ -130,13 +150,15 @@ def _completion(value: Any, where: str) -> Answer:
     return value
 
 
-def _check_lengths(prompts: list[list[int]], completions: list[list[int]], config: ColdStartData) -> None:
+def _check_lengths(
+    prompts: list[list[int]], completions: list[list[int]], numbers: list[int], config: ColdStartData
+) -> None:
     lengths = [len(prompt) + len(completion) for prompt, completion in zip(prompts, completions, strict=True)]
-    too_long = [number for number, length in enumerate(lengths, start=1) if length > config.max_length]
+    too_long = [place for place, length in enumerate(lengths) if length > config.max_length]
     if too_long:
         more = f"; so are {len(too_long) - 1} more, the longest with {max(lengths)}" if len(too_long) > 1 else ""
         raise UsageError(
-            f"dataset {config.dataset}, row {too_long[0]}: prompt and completion have {lengths[too_long[0] - 1]} "
+            f"dataset {config.dataset}, row {numbers[too_long[0]]}: prompt and completion have {lengths[too_long[0]]} "
             f"tokens, more than data.max_length {config.max_length}{more}",
             hint=f"raise data.max_length to {max(lengths)}, or leave the rows out",
         )

@@ -26,7 +26,8 @@ def set_chord(options: Options, run: RunFile, batch: Batch) -> None:
     if rows.remark:
         run.differs.append(rows.remark)
     if rows.column is not None:
-        run.set("chord.recipe", "none", "conversations, whose last message is imitated")
+        run.set("chord.recipe", "none", "conversations")
+        run.set("chord.learned_messages", "all", "ms-swift learns each message of the assistant")
         run.set("chord.messages_column", rows.column, "the column of the conversations")
     else:
         run.set("chord.completion_column", ANSWERS, "ms-swift's column of the answer; prompts are made as in `data`")
