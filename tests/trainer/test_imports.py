@@ -350,3 +350,11 @@ def test_the_example_of_the_page_is_what_is_written(
     Path("plugin.py").write_text("orms['external_countdown'] = CountdownORM\n")
     assert main(["import-swift", "countdown.sh"]) == 0
     assert capsys.readouterr() == (run_file, said)
+
+
+def test_of_several_reward_models_the_first_is_taken_with_its_weight(capsys: pytest.CaptureFixture[str]):
+    text, said = imported(capsys, *SWIFT, "--reward_model", "A/one", "B/two", "--reward_weights", "1", "0.5", "0.2")
+    run = RunConfig.model_validate(yaml.safe_load(text))
+    assert run.reward.weights == {"format": 1.0, "reward_model": 0.5}
+    assert "--reward-model A/one" in text
+    assert "--reward_model A/one B/two: the reward server has one reward model, the first" in said

@@ -65,6 +65,7 @@ def set_swift_rewards(options: Options, run: RunFile) -> list[str]:
     if models:
         found.funcs.append("reward_model")
         found.arguments += ["--reward-model", models[0]]
+        found.left_out += [len(names) + i for i in range(1, len(models))]
         if len(models) > 1:
             run.differs.append(f"{options.shown('reward_model')}: the reward server has one reward model, the first")
     _report_params(options, run, [name for name in names if name in PARAMS])
