@@ -38,7 +38,7 @@ from grpo_proto import (
 )
 from grpo_proto.messages.base import ContentPart, FunctionCall, ToolCall
 from grpo_proto.messages.logprobs import GivenSequence, LogprobsRequest, LogprobsResponse, SequenceLogprobs
-from grpo_proto.messages.rollout import AdapterLimits
+from grpo_proto.messages.rollout import AdapterLimits, StructuredOutputs
 from grpo_proto.messages.sessions import (
     CloseSession,
     GeneratedTurn,
@@ -86,6 +86,10 @@ _description = RewardDescription(
 )
 _sampling = Sampling(
     temperature=0.7, top_p=0.9, top_k=40, min_p=0.05, repetition_penalty=1.1, max_tokens=64, stop=["\n"], logprobs=True
+)
+_structured = StructuredOutputs(regex="<answer>[0-9]+</answer>")
+_shaped = Sampling(
+    presence_penalty=0.5, frequency_penalty=-0.5, max_tokens=64, min_tokens=8, logit_bias={5: -2.0}, bad_words=["So,"]
 )
 _completion = Completion(
     token_ids=[5, 6], logprobs=[-0.1, -2.3], text="7 8", finish_reason="stop", versions=[(12, 1), (13, 1)]
@@ -147,6 +151,7 @@ EXAMPLES: dict[str, BaseModel] = {
         _result,
         _description,
         _sampling,
+        _structured,
         _completion,
         _group,
         _tensor,
@@ -277,6 +282,8 @@ EXAMPLES: dict[str, BaseModel] = {
 }
 
 VARIANTS: dict[str, BaseModel] = {
+    "Sampling-shaped": _shaped,
+    "Sampling-structured": Sampling(max_tokens=64, structured_outputs=_structured),
     "Message-tool-calls": Message(role="assistant", content="I add the first two.", tool_calls=[_call]),
     "Message-null-content": Message(role="assistant", content=None, tool_calls=[_call]),
     "Message-tool": Message(role="tool", content="63", tool_call_id="call-1", name="add"),

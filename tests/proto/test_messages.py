@@ -19,6 +19,7 @@ from grpo_proto import (
     Request,
     Response,
     RolloutRequest,
+    Sampling,
     ScoreRequest,
     ScoreResponse,
     TensorSpec,
@@ -33,6 +34,8 @@ from grpo_proto.messages.errors import (
     InfrastructureError,
     ServiceError,
 )
+from grpo_proto.messages.rollout import StructuredOutputs
+from grpo_proto.messages.sessions import OpenSession
 
 from .messages import EXAMPLES, VARIANTS
 
@@ -117,6 +120,15 @@ def test_unknown_fields_deep_inside_a_request_are_refused():
         ("Sampling", {"temperature": -0.1}, "temperature"),
         ("Sampling", {"top_p": 0}, "top_p"),
         ("Sampling", {"max_tokens": 0}, "max_tokens"),
+        ("Sampling", {"presence_penalty": 2.1}, "presence_penalty"),
+        ("Sampling", {"frequency_penalty": float("nan")}, "frequency_penalty"),
+        ("Sampling", {"logit_bias": {5: float("inf")}}, "logit_bias"),
+        ("Sampling", {"logit_bias": {-1: 1.0}}, "logit_bias"),
+        ("Sampling", {"logit_bias": dict.fromkeys(range(1025), 1.0)}, "logit_bias"),
+        ("Sampling", {"bad_words": [""]}, "bad_words"),
+        ("Sampling", {"structured_outputs": {}}, "structured_outputs"),
+        ("Sampling", {"structured_outputs": {"json": {"type": "object"}}}, "structured_outputs"),
+        ("StructuredOutputs", {"regex": "a" * 4097}, "regex"),
         ("RolloutRequest", {"n": 0}, "n"),
         ("RolloutRequest", {"prompts": []}, "prompts"),
         ("RolloutRequest", {"request_id": ""}, "request_id"),
@@ -142,6 +154,24 @@ def test_a_prompt_is_tokens_or_messages():
     for wrong in ({}, {"token_ids": [1], "messages": [{"role": "user", "content": ""}]}):
         with pytest.raises(ValidationError, match="either token_ids or messages"):
             Prompt.model_validate(wrong)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens 9 is more than max_tokens 8"),
+        ({"min_tokens": 1, "stop_token_ids": list(range(101))}, "min_tokens goes with 100 stop"),
+        ({"bad_words": ["a"], "structured_outputs": {"regex": "a"}}, "bad_words may leave no token"),
+    ],
+)
+def test_settings_of_sampling_that_exclude_each_other_are_refused(sampling: dict[str, object], message: str):
+    with pytest.raises(ValidationError, match=message):
+        Sampling.model_validate(sampling)
+
+
+def test_turns_of_a_session_are_free_text():
+    with pytest.raises(ValidationError, match="turns are free text: leave"):
+        OpenSession(sampling=Sampling(structured_outputs=StructuredOutputs(regex="a")))
 
 
 def test_a_message_of_a_role_and_a_text_travels_without_the_other_fields():

@@ -1,5 +1,6 @@
 """The messages of sampling: prompts to the rollout server, groups of completions back."""
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -37,6 +38,29 @@ class Prompt(Request):
 
 
 LEAST_TEMPERATURE = 0.01
+MAX_BIASED_TOKENS = 1024
+MAX_BAD_WORDS = 64
+MAX_REGEX_CHARS = 4096
+MAX_STOPS_WITH_MIN_TOKENS = 100
+"""vLLM's engine dies on a GPU of more than 1024 biased tokens, and of more than 128 stop tokens beside `min_tokens`:
+these, and those that the model itself ends with."""
+Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
+
+
+class StructuredOutputs(Request):
+    """What form completions have; its name is vLLM's."""
+
+    regex: str = Field(
+        max_length=MAX_REGEX_CHARS,
+        description="The whole completion matches it: each token is sampled among those that can still lead to a match "
+        "(one that `max_tokens` cuts off is the beginning of a match). Syntax of Rust's crate `regex`: no look-around, "
+        "no back-references.",
+    )
+
+
+def _unless(default: object) -> Callable[[object], bool]:
+    """Leave a field out when it is at its default: an older server refuses a field that it does not have."""
+    return lambda value: value == default
 
 
 class Sampling(Request):
@@ -49,7 +73,42 @@ class Sampling(Request):
     top_k: int = Field(default=0, ge=0)
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
     repetition_penalty: float = Field(default=1.0, gt=0.0, le=2.0)
+    presence_penalty: float = Field(
+        default=0.0,
+        ge=-2.0,
+        le=2.0,
+        exclude_if=_unless(0.0),
+        description="Subtracted from the logits of all tokens that the completion has already.",
+    )
+    frequency_penalty: float = Field(
+        default=0.0,
+        ge=-2.0,
+        le=2.0,
+        exclude_if=_unless(0.0),
+        description="As `presence_penalty`, times how often the completion has the token.",
+    )
     max_tokens: int = Field(default=1024, ge=1)
+    min_tokens: int = Field(
+        default=0,
+        ge=0,
+        exclude_if=_unless(0),
+        description="No end of sequence or stop token is sampled before so many tokens, unless a regex is complete; "
+        "a text of `stop` does not count before, either.",
+    )
+    logit_bias: dict[TokenId, Bias] = Field(
+        default_factory=dict,
+        max_length=MAX_BIASED_TOKENS,
+        exclude_if=_unless({}),
+        description="Token id → what is added to its logit, before the temperature.",
+    )
+    bad_words: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field(
+        default_factory=list,
+        max_length=MAX_BAD_WORDS,
+        exclude_if=_unless([]),
+        description="Texts that are not sampled in the tokens that the tokenizer makes of them, alone and behind a "
+        "blank; other tokens may still spell one.",
+    )
+    structured_outputs: StructuredOutputs | None = Field(default=None, exclude_if=_unless(None))
     stop: list[Annotated[str, Field(min_length=1)]] = Field(
         default_factory=list, description="A completion ends behind the first of these texts, which stays part of it."
     )
@@ -67,6 +126,18 @@ class Sampling(Request):
         if 0.0 < value < LEAST_TEMPERATURE:
             raise ValueError(f"vLLM samples with {LEAST_TEMPERATURE} below that; 0 is greedy")
         return value
+
+    @model_validator(mode="after")
+    def _can_be_sampled(self) -> "Sampling":
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}")
+        if self.min_tokens and len(self.stop) + len(self.stop_token_ids) > MAX_STOPS_WITH_MIN_TOKENS:
+            raise ValueError(
+                f"min_tokens goes with {MAX_STOPS_WITH_MIN_TOKENS} stop and stop_token_ids at most: leave it out"
+            )
+        if self.structured_outputs is not None and self.bad_words:
+            raise ValueError("bad_words may leave no token that the regex allows: exclude them in the regex instead")
+        return self
 
 
 class RolloutRequest(Request):

@@ -57,6 +57,9 @@ class OpenSession(Request):
             raise ValueError("min_version counts within a weights session: send weights_session too")
         if not self.sampling.logprobs:
             raise ValueError("a session records the logprob of every sampled token: leave sampling.logprobs out")
+        if self.sampling.structured_outputs is not None:
+            # A turn that a failed push cuts goes on under the next weights, where the regex would begin anew.
+            raise ValueError("turns are free text: leave sampling.structured_outputs out")
         return self
 
 

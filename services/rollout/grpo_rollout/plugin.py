@@ -13,13 +13,14 @@ from .guard import Guard
 from .kept_sequences import add_keep_call
 from .options import DEFAULT_HEARTBEAT_TIMEOUT_S, DEFAULT_MAX_WAITING
 from .parts import Parts, build_parts
+from .regex_grammar import compile_regexes_within_limits
 from .routes import make_router
 from .sessions.build import VllmServing
 from .workarounds import die_with_parent, mend_cpu_adapters, request_amx_tiles, spin_briefly
 
 
 def register() -> None:
-    """Apply the workarounds to this process, and add our call of the engine (`vllm.general_plugins`).
+    """Apply the workarounds to this process, and add what is ours to the engine (`vllm.general_plugins`).
 
     vLLM calls this in the API server, the engine process and every worker.
     """
@@ -28,6 +29,7 @@ def register() -> None:
     spin_briefly()
     mend_cpu_adapters()
     add_keep_call()
+    compile_regexes_within_limits()
 
 
 class RolloutEndpoints:

@@ -14,11 +14,12 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
+from vllm import envs
 from vllm.outputs import CompletionOutput, RequestOutput
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 from grpo_proto.messages.base import Message
-from grpo_proto.messages.rollout import Prompt, RolloutRequest
+from grpo_proto.messages.rollout import Prompt, RolloutRequest, Sampling
 from grpo_proto.server.refusal import Refusal
 
 from . import metrics, weight_state
@@ -27,6 +28,7 @@ from .completion_text import CompletionText
 from .cut_off import client_gone, until_cut_off
 from .engine import Engine
 from .pushes import Pushes
+from .regex_grammar import check_regex, given_up
 
 logger = logging.getLogger("vllm.grpo_rollout.rollouts")
 
@@ -93,8 +95,7 @@ class Rollouts:
         prompts_token_ids = await self._token_ids(request.prompts)
         for position, token_ids in enumerate(prompts_token_ids):
             self._check_prompt(position, token_ids)
-        if request.sampling.stop_token_ids:
-            check_vocabulary("stop_token_ids", request.sampling.stop_token_ids, self.vocab_size)
+        await self.check_sampling(request.sampling)
         stops = self.text.stops(request.sampling)
         outputs = await asyncio.gather(
             *(
@@ -116,7 +117,16 @@ class Rollouts:
     ) -> RequestOutput:
         params = sampling_params(request, prompt.seed, room=self.max_model_len - len(token_ids), stops=stops)
         trace = {"traceparent": prompt.traceparent} if prompt.traceparent else None
-        return await self.engine.generate(token_ids, params, engine_id, trace_headers=trace)
+        output = await self.engine.generate(token_ids, params, engine_id, trace_headers=trace)
+        if request.sampling.structured_outputs is not None and "error" in [one.finish_reason for one in output.outputs]:
+            raise given_up()
+        return output
+
+    async def check_sampling(self, sampling: Sampling) -> None:
+        """Raises Refusal (422) for what is impossible with this model."""
+        await self._in_thread(check_token_ids, sampling, self.tokenizer, self.vocab_size)
+        if sampling.structured_outputs is not None:
+            await self._in_thread(check_regex, sampling.structured_outputs.regex, self.tokenizer, self.vocab_size)
 
     async def _token_ids(self, prompts: list[Prompt]) -> list[list[int]]:
         """Return the prompts as token ids. A thread renders messages with the chat template."""
@@ -199,6 +209,27 @@ def check_vocabulary(named: str, token_ids: list[int], vocab_size: int) -> None:
         )
 
 
+def check_token_ids(sampling: Sampling, tokenizer: Any, vocab_size: int) -> None:
+    """Raises Refusal (422) for tokens that the model does not have, and for more of `bad_words` than an engine takes.
+
+    vLLM's engine dies on a GPU of more.
+    """
+    if sampling.stop_token_ids:
+        check_vocabulary("stop_token_ids", sampling.stop_token_ids, vocab_size)
+    if sampling.logit_bias:
+        check_vocabulary("logit_bias", list(sampling.logit_bias), vocab_size)
+    words = [prefix + word.lstrip() for word in sampling.bad_words for prefix in ("", " ")]
+    if ids := [token_id for word in words for token_id in tokenizer.encode(word, add_special_tokens=False)]:
+        check_vocabulary("bad_words", ids, vocab_size)
+    if len(ids) > envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS:
+        raise Refusal.invalid(
+            "too_many_bad_words",
+            f"bad_words has {len(ids)} tokens, alone and behind a blank; the engine takes "
+            f"{envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS}",
+            "send fewer or shorter ones",
+        )
+
+
 def sampling_params(
     request: RolloutRequest, seed: int | None, *, room: int, stops: Mapping[str, Any] = MappingProxyType({})
 ) -> SamplingParams:
@@ -212,12 +243,7 @@ def sampling_params(
     sampling = request.sampling
     return SamplingParams(
         n=request.n if sampling.temperature >= GREEDY_BELOW else 1,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        max_tokens=min(sampling.max_tokens, room),
+        **distribution(sampling, max_tokens=min(sampling.max_tokens, room)),
         **stops,
         seed=None if seed is None else spread_seed(seed),
         # 0 requests the logprob of the sampled token alone. Flat lists save an object per token.
@@ -226,6 +252,25 @@ def sampling_params(
         detokenize=bool(sampling.stop),
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
+
+
+def distribution(sampling: Sampling, *, max_tokens: int, num_sampled: int = 0) -> dict[str, Any]:
+    """Return the parameters of vLLM that each token is drawn by, and how many there may be, behind `num_sampled`."""
+    structured = sampling.structured_outputs
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "logit_bias": sampling.logit_bias or None,
+        "bad_words": sampling.bad_words,
+        "structured_outputs": StructuredOutputsParams(regex=structured.regex) if structured is not None else None,
+        "max_tokens": max_tokens,
+        "min_tokens": min(max(0, sampling.min_tokens - num_sampled), max_tokens),
+    }
 
 
 def spread_seed(seed: int) -> int:

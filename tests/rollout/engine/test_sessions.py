@@ -14,6 +14,7 @@ from tests.rollout.conftest import Server
 from tests.rollout.pushing import manifest_of
 from tests.rollout.sessions.opened import Opened, opened
 from tests.tiny_model import make_tokenizer
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.xdist_group("engine")]
 
@@ -339,6 +340,16 @@ async def test_what_a_program_asks_of_sampling_changes_nothing(fresh: Server):
             overruled = (await session.trajectory())["stats"]["overruled"]
     assert answers[0] == answers[1]
     assert overruled == len(asked) - 1
+
+
+async def test_every_turn_is_sampled_by_the_settings_of_its_session(fresh: Server):
+    letter = make_tokenizer().convert_tokens_to_ids("q")
+    async with opened(fresh, sampling={"max_tokens": 12, "min_tokens": 9, "logit_bias": {letter: 100.0}}) as session:
+        answer = await session.chat(HELLO)
+    assert answer.json()["choices"][0]["message"]["content"] == "q" * 12
+    async with httpx.AsyncClient(base_url=fresh.url, trust_env=False, timeout=PATIENCE_S) as http:
+        refused = await http.post("/v1/sessions", json={"sampling": {"logit_bias": {"5000": 1.0}}})
+    assert (refused.status_code, refused.json()["error"]["type"]) == (422, "unknown_token")
 
 
 async def test_info_names_what_the_probe_found(fresh: Server):

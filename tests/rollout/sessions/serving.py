@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from grpo_proto.messages.rollout import Sampling
 from tests.rollout.sessions.families import FAMILIES, tokenizer_of
 
 MAX_MODEL_LEN = 4096
@@ -149,9 +150,12 @@ def serve(name: str, folder: Path) -> Served:
     renderer = OnlineRenderer(config.model_config, script.renderer, **options)
     chat = OpenAIServingChat(script, models, "assistant", online_renderer=renderer, **options)  # type: ignore[arg-type]
     served = script.renderer.tokenizer
+
+    async def take_any(sampling: Sampling) -> None: ...
+
     rollouts = SimpleNamespace(
         tokenizer=served, chat_template=None, text=CompletionText(served), text_thread=None,
-        max_model_len=MAX_MODEL_LEN, vocab_size=len(tokenizer),
+        max_model_len=MAX_MODEL_LEN, vocab_size=len(tokenizer), check_sampling=take_any,
     )  # fmt: skip
     args = Namespace(
         advertise_url=None, tool_call_parser=family.tool_parser,

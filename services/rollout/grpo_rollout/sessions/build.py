@@ -2,12 +2,13 @@
 
 import logging
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from grpo_proto.api_token import server_tokens
+from grpo_proto.messages.rollout import Sampling
 from grpo_proto.messages.sessions_info import SessionsInfo, TemplateFindings
 
 from ..completion_text import special_tokens
@@ -37,6 +38,8 @@ class SessionParts:
     tool_parser: str | None
     reasoning_parser: str | None
     findings: TemplateFindings
+    check_sampling: Callable[[Sampling], Awaitable[None]]
+    """Raises Refusal (422) for what is impossible with this model."""
 
     def info(self) -> SessionsInfo:
         return SessionsInfo(
@@ -92,6 +95,7 @@ def build_sessions(
         tool_parser=args.tool_call_parser if chat.enable_auto_tools else None,
         reasoning_parser=args.structured_outputs_config.reasoning_parser or None,
         findings=findings,
+        check_sampling=rollouts.check_sampling,
     )
 
 

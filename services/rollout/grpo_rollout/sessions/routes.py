@@ -53,6 +53,7 @@ def _control_routes(get_parts: "Callable[[], SessionParts]") -> APIRouter:
     @router.post("", responses=_errors(401, 409, 415, 422, 503))
     async def open_recorded_session(body: OpenSession, request: Request) -> SessionOpened:
         """Open a session. An open session of this id ends: the newest wins, and its keys die."""
+        await get_parts().check_sampling(body.sampling)
         return get_parts().sessions.open(body, base_url=str(request.base_url))
 
     @router.post("/{session_id}/generate", responses=ALWAYS | _errors(400))

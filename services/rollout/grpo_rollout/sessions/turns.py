@@ -16,13 +16,13 @@ from typing import Any, cast
 
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from grpo_proto.messages.rollout import Sampling
+from grpo_proto.messages.rollout import MAX_STOPS_WITH_MIN_TOKENS, Sampling
 from grpo_proto.server.refusal import Refusal
 
 from .. import metrics
 from ..completion_text import CompletionText
 from ..engine import Engine
-from ..rollouts import check_finite
+from ..rollouts import check_finite, distribution
 from .chat_form import BadMessagesError, ChatMessage, check_new, digest
 from .forest import Attachment, Turn, Versions
 from .reading import AnswerReader
@@ -99,6 +99,10 @@ class Turns:
         Raises Refusal: 400 a limit or what cannot be rendered, 410 the session has ended, 503 the server stops; and
         EngineDiedError.
         """
+        sampling = _sampling(session, wanted)
+        if sampling.min_tokens and len(sampling.stop) + len(sampling.stop_token_ids) > MAX_STOPS_WITH_MIN_TOKENS:
+            message = f"the session's min_tokens goes with {MAX_STOPS_WITH_MIN_TOKENS} stop sequences at most"
+            raise Refusal(400, "too_many_stops", message)
         kwargs = self.kwargs_of(session)
         tools_key = digest([wanted.tools, kwargs])
         place = self._place(session, wanted, tools_key)
@@ -239,7 +243,7 @@ class Turns:
             if running.stopping:
                 return
             left = room - len(sampled.token_ids)
-            params = self._params(session, wanted, left, seed)
+            params = self._params(session, wanted, left, seed, num_sampled=len(sampled.token_ids))
             prompt = running.prompt + sampled.token_ids if sampled.token_ids else running.prompt
             output = await self.engine.generate(prompt, params, running.engine_id)
             sampled.add(output.outputs[0])
@@ -256,16 +260,13 @@ class Turns:
         while not running.stopping and not self.serves(session):  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
 
-    def _params(self, session: Session, wanted: Wanted, room: int, seed: int | None) -> SamplingParams:
+    def _params(
+        self, session: Session, wanted: Wanted, room: int, seed: int | None, *, num_sampled: int
+    ) -> SamplingParams:
         sampling = _sampling(session, wanted)
         stops = self.text.stops(sampling)
         return SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            repetition_penalty=sampling.repetition_penalty,
-            max_tokens=room,
+            **distribution(sampling, max_tokens=room, num_sampled=num_sampled),
             **stops,
             seed=seed,
             logprobs=0,
