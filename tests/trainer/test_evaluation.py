@@ -7,6 +7,7 @@ import pytest
 from tests.trainer.made_episodes import completion
 
 from grpo_proto import RewardScore, Sampling
+from grpo_proto.messages.rollout import StructuredOutputs
 from grpo_trainer.algorithm.at_k import at_k_metrics, pass_at_k
 from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.config.run_config import RunConfig
@@ -87,7 +88,8 @@ async def test_all_but_the_temperature_is_sampled_as_in_the_training():
     asked = []
     training = Sampling(
         temperature=0.7, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.1, max_tokens=7, stop=["</answer>"],
-        stop_token_ids=[4],
+        stop_token_ids=[4], presence_penalty=0.1, min_tokens=2, logit_bias={5: 1.0},
+        structured_outputs=StructuredOutputs(regex="[a-z]*"),
     )  # fmt: skip
 
     class Stage:

@@ -11,7 +11,7 @@ import pytest
 from tests.waiting import PATIENCE_S
 
 from grpo_proto import PROTOCOL_VERSION, RolloutClient, RolloutInfo, WeightState
-from grpo_trainer.config.run_config import RolloutConfig
+from grpo_trainer.config.rollout import RolloutConfig
 from grpo_trainer.errors import UnavailableError
 from grpo_trainer.fleet import fleet as fleet_module
 from grpo_trainer.fleet.awaited import GRACE_S, wait_for_rollout_servers

@@ -16,7 +16,8 @@ from tests.waiting import PATIENCE_S
 from grpo_proto import ErrorDetail, FatalError, RewardClient, RewardInfo, WeightState
 from grpo_proto.fingerprint import chat_template_fingerprint
 from grpo_proto.messages.sessions_info import SessionsInfo
-from grpo_trainer.config.run_config import RolloutConfig, WeightsConfig
+from grpo_trainer.config.rollout import RolloutConfig
+from grpo_trainer.config.run_config import WeightsConfig
 from grpo_trainer.errors import UnavailableError, UsageError
 from grpo_trainer.fleet.awaited import Awaited, wait_for_rollout_servers
 from grpo_trainer.fleet.fleet import Fleet

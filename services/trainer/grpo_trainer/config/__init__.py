@@ -5,7 +5,8 @@ algorithm.py    the section `algorithm`; checkpoint.py: `checkpoint`; chord.py: 
                 episodes.py: `episodes`; guards.py: `guards`; model.py: `model`; lora.py: `model.lora`;
                 observing.py: `logging` and `server`;
                 optimization.py: `optimizer` and `deepspeed`; lr_schedule.py: the schedules and their parameters;
-                teacher.py: `teacher`, of the run or of a dataset; weights.py: `weights` and `canary`
+                rollout.py: `rollout`; teacher.py: `teacher`, of the run or of a dataset; weights.py: `weights` and
+                `canary`
 cold_start.py   the file of a cold start
 settings.py     files, environment and flags → a run file or the file of a cold start
 yaml_file.py    … of which a file, and what YAML reads otherwise than it was meant; expected_types.py

@@ -236,6 +236,10 @@ def check_episodes(config: "RunConfig") -> None:
             f"episodes.min_group_size {episodes.min_group_size} is more than rollout.num_generations "
             f"{config.rollout.num_generations}: no group could be used"
         )
+    if config.rollout.structured_outputs_regex is not None:
+        raise ValueError("turns are free text: leave rollout.structured_outputs_regex or episodes out")
+    if config.rollout.min_tokens > (most := episodes.max_turn_tokens or config.rollout.max_completion_length):
+        raise ValueError(f"rollout.min_tokens {config.rollout.min_tokens} is more than a turn has, {most}")
     if config.teachers:
         raise ValueError("a teacher scores single completions: leave teacher or episodes out")
     twice = sorted(set(episodes.weights) & set(config.reward.names))

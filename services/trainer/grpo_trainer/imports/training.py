@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.peer_options import OFF_WITHOUT_VALUE
+from ..config.rollout import UNDISTORTED
 from ..errors import UsageError
 from .batch import Batch, generation_batch
 from .options import Options
@@ -15,7 +16,6 @@ NEVER_CUT = (
     "a prompt longer than data.max_prompt_length is not cut: it stops the run before its first step, or with "
     "data.overlong_prompts drop its row is left out"
 )
-_UNDISTORTED = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 _OF_ADAPTIVE_ENTROPY = ("entropy_target", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta")
 _SAME_AS_ABSENT = {"algorithm.scale_rewards": "group"}
 """Setting → the value that its absence stands for with our default estimator."""
@@ -270,10 +270,10 @@ def settle(run: RunFile) -> None:
     if "teacher.url" in run.entries:
         if run.value("rollout.temperature") != 1.0:
             _change(run, "rollout.temperature", 1.0, "a teacher's logprobs are of temperature 1")
-        for name, value in _UNDISTORTED.items():
+        for name, value in UNDISTORTED.items():
             if run.value(f"rollout.{name}") != value:
                 _change(run, f"rollout.{name}", value, "a teacher's logprobs are of all tokens")
-    distorting = [name for name, value in _UNDISTORTED.items() if run.value(f"rollout.{name}") != value]
+    distorting = [name for name, value in UNDISTORTED.items() if run.value(f"rollout.{name}") != value]
     if distorting:
         why = f"with {' and '.join(distorting)} the servers' logprobs are of another distribution than the policy's"
         if run.value("algorithm.importance_sampling_correction"):

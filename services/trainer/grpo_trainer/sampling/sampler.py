@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from grpo_proto import Sampling
+from grpo_proto.messages.rollout import StructuredOutputs
 
 from ..algorithm.sequences import Group
-from ..config.run_config import RolloutConfig
+from ..config.rollout import RolloutConfig
 from ..data.prompt_row import PromptRow
 from ..group_trace import NO_TRACE, GroupTrace
 
@@ -50,12 +51,19 @@ class Sampler(Protocol):
 
 
 def training_sampling(config: RolloutConfig) -> Sampling:
+    regex = config.structured_outputs_regex
     return Sampling(
         temperature=config.temperature,
         top_p=config.top_p,
         top_k=config.top_k,
         min_p=config.min_p,
         repetition_penalty=config.repetition_penalty,
+        presence_penalty=config.presence_penalty,
+        frequency_penalty=config.frequency_penalty,
+        logit_bias=config.logit_bias,
+        bad_words=config.bad_words,
+        structured_outputs=StructuredOutputs(regex=regex) if regex is not None else None,
+        min_tokens=config.min_tokens,
         max_tokens=config.max_completion_length,
         stop=config.stop,
         stop_token_ids=config.stop_token_ids,
