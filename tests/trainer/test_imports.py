@@ -3,6 +3,7 @@
 Each is imported among local stand-ins for what it names, and its run file passes the dry run.
 """
 
+import json
 import re
 from pathlib import Path
 
@@ -313,6 +314,29 @@ def test_what_does_not_go_together_here_is_changed_and_named(capsys: pytest.Capt
         capsys, *SWIFT, "--async_generate", "true", "--use_vllm", "true", "--vllm_mode", "server", "--top_p", "0.9"
     )
     assert "algorithm.max_staleness is 0, not 1 (--async_generate true): with top_p" in said
+
+
+def test_a_regex_of_the_other_trainer_is_ours(capsys: pytest.CaptureFixture[str]):
+    for command, option in ((SWIFT, "structured_outputs_regex"), (TRL, "vllm_structured_outputs_regex")):
+        text, said = imported(capsys, *command, f"--{option}", "[0-9]+")
+        run = RunConfig.model_validate(yaml.safe_load(text))
+        assert run.rollout.structured_outputs_regex == "[0-9]+"
+        assert not run.algorithm.importance_sampling_correction
+    assert "with structured_outputs_regex the servers' logprobs are of another distribution" in said
+
+
+def test_each_argument_of_generation_kwargs_is_a_setting_or_named(capsys: pytest.CaptureFixture[str]):
+    given = {
+        "presence_penalty": 0.5, "frequency_penalty": -0.5, "min_new_tokens": 4, "logit_bias": {"5": -2.0},
+        "stop": "</answer>", "top_p": 0.9, "structured_outputs": {"regex": "a+"}, "seed": 3, "num_beams": 4,
+    }  # fmt: skip
+    text, said = imported(capsys, *TRL, "--top_p", "0.7", "--generation_kwargs", json.dumps(given))
+    rollout = RunConfig.model_validate(yaml.safe_load(text)).rollout
+    assert (rollout.presence_penalty, rollout.frequency_penalty, rollout.min_tokens) == (0.5, -0.5, 4)
+    assert (rollout.logit_bias, rollout.stop, rollout.top_p) == ({5: -2.0}, ["</answer>"], 0.9)
+    assert rollout.structured_outputs_regex == "a+"
+    assert "otherwise: generation_kwargs num_beams 4: the servers sample without it" in said
+    assert "not needed: generation_kwargs seed 3: the seed of each prompt" in said
 
 
 def test_a_server_on_another_machine_is_said_to_need_a_token(capsys: pytest.CaptureFixture[str]):

@@ -38,6 +38,7 @@ MS_SWIFT = PeerOptions(
         "min_p": ("rollout.min_p", 0.0),
         "repetition_penalty": ("rollout.repetition_penalty", 1.0),
         "stop_words": ("rollout.stop", []),
+        "structured_outputs_regex": ("rollout.structured_outputs_regex", None),
         "reward_weights": ("reward.reward_weights", None),
         "loss_type": ("algorithm.loss_type", None),
         "epsilon": ("algorithm.epsilon", 0.2),
@@ -216,9 +217,6 @@ MS_SWIFT = PeerOptions(
             "the server keeps its memory while the trainer works: give each its part by --gpu-memory-utilization; "
             "deepspeed.offload_optimizer keeps the optimizer's state in CPU memory all the time": (
                 "sleep_level offload_optimizer offload_model move_model_batches offload_teacher_model"
-            ),
-            "completions are free text; a reward such as `regex` or `format` asks for a form": (
-                "structured_outputs_regex"
             ),
             "the chat template is the model's own, as transformers reads it; another one is model.chat_template": (
                 "template"

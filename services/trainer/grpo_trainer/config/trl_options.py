@@ -28,6 +28,7 @@ TRL = PeerOptions(
         "top_k": ("rollout.top_k", 0),
         "min_p": ("rollout.min_p", None),
         "repetition_penalty": ("rollout.repetition_penalty", 1.0),
+        "vllm_structured_outputs_regex": ("rollout.structured_outputs_regex", None),
         "reward_weights": ("reward.reward_weights", None),
         "loss_type": ("algorithm.loss_type", "dapo"),
         "scale_rewards": ("algorithm.scale_rewards", "group"),
@@ -86,6 +87,7 @@ TRL = PeerOptions(
         "vespo_lambda_pos": ("algorithm.params", 3.0),
         "vespo_k_neg": ("algorithm.params", 3.0),
         "vespo_lambda_neg": ("algorithm.params", 2.0),
+        "generation_kwargs": ("rollout.min_tokens", None),
         "per_device_train_batch_size": ("rollout.generation_batch_size", 8),
         "gradient_accumulation_steps": ("rollout.generation_batch_size", 1),
         "generation_batch_size": ("rollout.generation_batch_size", None),
@@ -137,12 +139,6 @@ TRL = PeerOptions(
         {
             "the server keeps its memory while the trainer works: give each its part by --gpu-memory-utilization": (
                 "vllm_enable_sleep_mode"
-            ),
-            "completions are free text; a reward such as `regex` or `format` asks for a form": (
-                "vllm_structured_outputs_regex"
-            ),
-            "settings of sampling are rollout.temperature, top_p, top_k, min_p, repetition_penalty and stop": (
-                "generation_kwargs"
             ),
             "a model is loaded by model.name_or_path, dtype and attn_implementation": "model_init_kwargs",
             "another revision is a folder of its own: download it, and name the folder": "model_revision",

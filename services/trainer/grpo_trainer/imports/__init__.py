@@ -8,7 +8,7 @@ trl_script.py   a script in Python or a notebook that calls GRPOTrainer: script_
                 names stand for, python_values.py the values of expressions
 swift.py, trl.py    one trainer each: what belongs together of its options; swift_rewards.py, swift_rows.py,
                 swift_episodes.py and swift_chord.py: its rewards, rows, environments and demonstrations; open_r1.py:
-                the rewards of open-r1
+                the rewards of open-r1; generation.py: TRL's generation_kwargs
 training.py     what both have alike: tables, steps, DeepSpeed, and what does not go together here
 batch.py        the arithmetic of batch sizes
 launcher.py     processes and machines; servers.py: GPUs, and the lines that start the servers; vllm_flags.py;

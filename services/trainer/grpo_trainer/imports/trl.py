@@ -10,6 +10,7 @@ from ..errors import UsageError
 from . import training
 from .config_file import read_config_file
 from .first_adapter import set_first_adapter
+from .generation import set_generation
 from .launcher import LAUNCHER, Launch, launch_of, report_rest, report_variables
 from .open_r1 import DEFAULT as DEFAULT_OF_OPEN_R1
 from .open_r1 import open_r1_reward, report_parameters
@@ -82,6 +83,7 @@ def import_trl(
     if said.adapter is not None:
         set_first_adapter(run, said.adapter, "what the script says")
     training.set_settings(options, run, {})
+    set_generation(options, run)
     _set_algorithm(options, run)
     if "WANDB_PROJECT" in variables:
         run.set("logging.project", variables["WANDB_PROJECT"], "WANDB_PROJECT")
