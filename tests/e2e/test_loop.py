@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.e2e.conftest import TRAINER_ENVIRONMENT, Stack, read_jsonl
 from tests.processes import BIN
 from tests.waiting import PATIENCE_S
+from tests.warm_python import warm_python
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.xdist_group("stack")]
 
@@ -137,6 +138,22 @@ def test_the_run_ends_with_a_summary_and_a_page(finished_run: Path):
 def test_the_server_holds_the_last_version(finished_run: Path, stack: Stack):
     state = httpx.get(f"{stack.rollout.url}/v1/weights", trust_env=False, timeout=PATIENCE_S).json()
     assert (state["state"], state["version"]) == ("current", 4)
+
+
+def test_the_command_evaluate_finds_what_the_run_has_found(finished_run: Path, tmp_path: Path):
+    log, completions = tmp_path / "evaluate.log", tmp_path / "completions.jsonl"
+    words = ("-m", "grpo_trainer", "evaluate", finished_run / "run.yaml", "--completions", completions)
+    assert warm_python(*words, output=log, environment=TRAINER_ENVIRONMENT).wait(PATIENCE_S) == 0, log.read_text()
+    said, last = log.read_text(), read_jsonl(finished_run / "metrics.jsonl")[3]
+    assert "weights current, version 4" in said
+    assert "few 4 prompts × 4 sampled, 1 greedy, all 24 prompts × 1 sampled, 1 greedy" in said
+    metrics = [name for name in last if name.startswith("eval")]
+    assert len(metrics) > 10
+    for name in metrics:
+        assert re.search(rf"^{re.escape(name)} +{last[name]:.4g}$", said, re.MULTILINE), name
+    key = ("dataset", "decoding", "group", "index", "completion", "total")
+    of_run = [line for line in read_jsonl(finished_run / "eval_completions.jsonl") if line["step"] == 3]
+    assert [[line[k] for k in key] for line in read_jsonl(completions)] == [[line[k] for k in key] for line in of_run]
 
 
 def test_no_secret_is_written_anywhere(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

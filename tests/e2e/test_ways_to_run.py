@@ -208,6 +208,16 @@ def test_several_updates_on_one_batch(stack: Stack, tmp_path: Path):
     assert [step["policy_version"] for step in steps] == [2, 3]
 
 
+def test_demonstrations_are_imitated_beside_the_samples(stack: Stack, tmp_path: Path):
+    rows = [json.loads(line) for line in (stack.model.parent / "rows.jsonl").read_text().splitlines()]
+    (tmp_path / "demonstrations.jsonl").write_text("\n".join(json.dumps(row | {"completion": "zz"}) for row in rows))
+    chord = {"sft_dataset": str(tmp_path / "demonstrations.jsonl"), "sft_batch_size": 8, "mu_peak": 0.5}
+    flags = ("--chord", json.dumps(chord), "--optimizer.learning_rate", 0.01, "--max_steps", 2)
+    first, second = metrics_of(stack, tmp_path / "run", *flags)[1:]
+    assert (first["chord/mu"], second["chord/mu"]) == (0.5, 0.5)
+    assert second["chord/logprob"] > first["chord/logprob"]
+
+
 def test_servers_without_adapters_get_the_sum_in_full(stack: Stack, tmp_path: Path):
     result = stack.train(tmp_path / "run", "--model.lora.r", 8)
     assert result.returncode == 0, result.stdout

@@ -174,7 +174,7 @@ def conversation(episode_id: str = "c", *, version: int = VERSION) -> Episode:
 
 def made_imitation(**how: Any) -> Imitation:
     """Three tenths of the loss: five demonstrations of 1 to 9 tokens behind a prompt of two."""
-    config = ChordConfig(dataset="made", batch_size=5, mu_peak=0.3, enable_phi_function=True)
+    config = ChordConfig(sft_dataset="made", sft_batch_size=5, mu_peak=0.3, enable_phi_function=True)
     examples = [Example(input_ids=[7, 8, *range(9, 10 + k)], completion_mask=[0, 0] + [1] * (1 + k)) for k in range(9)]
     (update,) = build_updates(
         Demonstrations(examples, config, seed=1).of_update(0, version=VERSION),

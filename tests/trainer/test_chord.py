@@ -24,7 +24,7 @@ from grpo_trainer.errors import UsageError
 
 
 def chord(**changes: Any) -> ChordConfig:
-    return ChordConfig.model_validate({"dataset": "d.jsonl", "batch_size": 4, "mu_peak": 0.5, **changes})
+    return ChordConfig.model_validate({"sft_dataset": "d.jsonl", "sft_batch_size": 4, "mu_peak": 0.5, **changes})
 
 
 def examples(*completions: int) -> list[Example]:
@@ -60,7 +60,7 @@ def test_what_is_seldom_meant_is_said():
     assert list(chord_doubts(falls, num_examples=4, total_updates=6)) == []
     late, few = chord_doubts(falls, num_examples=3, total_updates=5)
     assert late.startswith("chord: μ changes for 6 updates, and the run makes 5: it ends at 0.3")
-    assert few.startswith("chord.batch_size 4 is more than the 3 demonstrations of d.jsonl")
+    assert few.startswith("chord.sft_batch_size 4 is more than the 3 demonstrations of d.jsonl")
     assert list(chord_doubts(None, num_examples=0, total_updates=5)) == []
 
 
@@ -142,7 +142,7 @@ class TestRows:
         (tmp_path / "d.jsonl").write_text(json.dumps({"q": "1+1", "completion": "2"}))
         tokenizer = make_tokenizer()
         data = DataConfig(dataset="x", prompt_template="{q}?", chat_template_kwargs={})
-        [found] = load_demonstrations(chord(dataset=str(tmp_path / "d.jsonl")), data, tokenizer)
+        [found] = load_demonstrations(chord(sft_dataset=str(tmp_path / "d.jsonl")), data, tokenizer)
         prompt = [i for i, trained in zip(found["input_ids"], found["completion_mask"], strict=True) if not trained]
         expected = tokenizer.apply_chat_template([{"role": "user", "content": "1+1?"}], add_generation_prompt=True)
         assert prompt == list(getattr(expected, "input_ids", expected))
@@ -151,11 +151,11 @@ class TestRows:
         talk = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]
         (tmp_path / "d.jsonl").write_text(json.dumps({"messages": talk}))
         data = DataConfig(dataset="x", prompt_template="{q}?")
-        config = chord(dataset=str(tmp_path / "d.jsonl"), recipe="none")
+        config = chord(sft_dataset=str(tmp_path / "d.jsonl"), sft_recipe="none")
         [found] = load_demonstrations(config, data, make_tokenizer())
         assert sum(found["completion_mask"]) > 1
         with pytest.raises(UsageError, match=r"chord: .*has no column q"):
-            load_demonstrations(chord(dataset=str(tmp_path / "d.jsonl")), data, make_tokenizer())
+            load_demonstrations(chord(sft_dataset=str(tmp_path / "d.jsonl")), data, make_tokenizer())
 
     def test_there_are_none_without_the_section(self):
         assert load_demonstrations(None, DataConfig(dataset="x"), make_tokenizer()) == []

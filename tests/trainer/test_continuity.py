@@ -161,13 +161,15 @@ def test_what_leaves_each_position_its_row_is_one_warning(
 
 def test_other_demonstrations_are_one_warning(saved: Any, models: Path, caplog: pytest.LogCaptureFixture):
     talks = [json.dumps({"question": word, "completion": word}) for word in WORDS]
-    chord = {"dataset": "talks.jsonl", "batch_size": 2, "mu_peak": 0.5}
+    chord = {"sft_dataset": "talks.jsonl", "sft_batch_size": 2, "mu_peak": 0.5}
     Path("talks.jsonl").write_text("\n".join(talks))
     before = {"step": 3, **facts_of(models, chord=chord)}
-    assert told(before, facts_of(models, chord=chord | {"batch_size": 3}), caplog) == ""
+    assert told(before, facts_of(models, chord=chord | {"sft_batch_size": 3}), caplog) == ""
     Path("talks.jsonl").write_text("\n".join(reversed(talks)))
     said = told(before, facts_of(models, chord=chord), caplog)
-    assert said.startswith("chord.dataset has changed since the checkpoint of step 3: it was 4 rows of talks.jsonl and")
+    assert said.startswith(
+        "chord.sft_dataset has changed since the checkpoint of step 3: it was 4 rows of talks.jsonl and"
+    )
     assert "\n" not in said
     assert told(saved, facts_of(models, chord=chord), caplog) == ""
 

@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 from tests.trainer.made_episodes import completion
+from tests.trainer.made_run_file import write_run_file
 
 from grpo_proto import RewardScore, Sampling
 from grpo_proto.messages.rollout import StructuredOutputs
@@ -12,6 +14,8 @@ from grpo_trainer.algorithm.at_k import at_k_metrics, pass_at_k
 from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.data.prompt_row import PromptRow
+from grpo_trainer.errors import UnavailableError, UsageError
+from grpo_trainer.evaluate import main, standard_error
 from grpo_trainer.sampling.evaluation import EvalSet, Evaluation, eval_sets, mean_over_sets
 from grpo_trainer.sampling.sampler import Asked
 
@@ -105,3 +109,23 @@ async def test_all_but_the_temperature_is_sampled_as_in_the_training():
     assert sorted(asked, key=lambda sampling: sampling.temperature) == [
         training.model_copy(update={"temperature": temperature, "logprobs": False}) for temperature in (0.0, 1.0)
     ]
+
+
+def test_an_accuracy_varies_as_its_prompts_do():
+    """Four samples of a prompt that agree are no four measurements."""
+    assert standard_error([group(True), group(False)]) == pytest.approx(0.5)
+    assert standard_error([group(*[True] * 4), group(*[False] * 4), group(None)]) == pytest.approx(0.5)
+    assert standard_error([group(True), group(None)]) is None
+
+
+def test_mistakes_of_the_command_are_named(tmp_path: Path):
+    run_file = write_run_file(tmp_path, rollout={"urls": ["http://127.0.0.1:9"], "startup_timeout_s": 0.1})
+    with pytest.raises(UsageError, match="the run file names no held-out rows"):
+        main([str(run_file)])
+    with pytest.raises(UsageError, match="--completions names no file"):
+        main([str(run_file), "--completions"])
+    with pytest.raises(UsageError, match=r"run\.yaml exists"):
+        main([str(run_file), "--completions", str(run_file)])
+    with pytest.raises(UnavailableError, match="did not come up within"):
+        main([str(run_file), "--data.eval_dataset", str(tmp_path / "rows.jsonl")])
+    assert not (tmp_path / "run").exists()

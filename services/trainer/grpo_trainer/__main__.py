@@ -1,5 +1,5 @@
 """`grpo-train RUN.yaml [--section.key VALUE …] [--dry-run | --resume]`, and the words for other work: `cold-start`,
-`quantize-base`, `merge-adapter`, `import-swift`, `import-trl`."""
+`evaluate`, `quantize-base`, `merge-adapter`, `import-swift`, `import-trl`."""
 
 import os
 import sys
@@ -14,6 +14,7 @@ USAGE = """\
 usage: grpo-train RUN.yaml [MORE.yaml …] [--section.key VALUE …]   train
        grpo-train RUN.yaml … --dry-run      resolve and check everything that can be checked, print it, exit
        grpo-train RUN.yaml … --resume       go on from the newest whole checkpoint of run_dir
+       grpo-train evaluate RUN.yaml …       what the servers serve now, on the held-out rows; --completions FILE.jsonl
        grpo-train cold-start FILE.yaml …    supervised fine-tuning before the first run
        grpo-train quantize-base MODEL FOLDER     write the model for runs with model.load_in_4bit (QLoRA)
        grpo-train merge-adapter ADAPTER FOLDER   write the model with a trained adapter added
@@ -64,6 +65,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             from .cold_start.command import main as cold_start
 
             return cold_start(words[1:])
+        if words[0] == "evaluate":
+            from grpo_proto.quick_imports import quick_imports
+
+            with quick_imports():
+                from .evaluate import main as evaluate
+
+            return evaluate(words[1:])
         if words[0] == "quantize-base":
             from .quantize_base import main as quantize_base
 

@@ -81,7 +81,7 @@ def _plan(prepared: Prepared) -> Iterator[Line]:
         yield f"held-out prompts {name}".rstrip(), str(len(held_out)) if held_out else "none: no evaluation"
     if config.chord is not None:
         tokens = [len(example["input_ids"]) for example in prepared.demonstrations]
-        taken = f"{config.chord.batch_size} beside the samples of an update"
+        taken = f"{config.chord.sft_batch_size} beside the samples of an update"
         yield "demonstrations", f"{len(tokens)}, {min(tokens)} to {max(tokens)} tokens; {taken}"
     yield "steps", f"{steps}, each {rollout.groups_per_batch} prompts x {rollout.num_generations} completions"
     yield "optimizer updates", f"{updates} ({updates // steps} per step)"

@@ -29,9 +29,9 @@ class Demonstrations:
         return None if config is None else cls(examples, config, seed=seed)
 
     def of_update(self, number: int, *, version: int) -> list[TrainingSequence]:
-        """Return those that optimizer update `number` of the run, from 0, imitates: `batch_size` sequences whose
+        """Return those that optimizer update `number` of the run, from 0, imitates: `sft_batch_size` sequences whose
         weights are 1 / (their imitated tokens). `version` is the policy that is trained."""
-        size = self.config.batch_size
+        size = self.config.sft_batch_size
         taken = [self._example(place) for place in range(number * size, (number + 1) * size)]
         num_tokens = sum(sum(example["completion_mask"]) for example in taken)
         return [_imitated(example, k, 1.0 / num_tokens, version) for k, example in enumerate(taken)]
@@ -62,10 +62,10 @@ def chord_doubts(config: ChordConfig | None, *, num_examples: int, total_updates
             f"chord: μ changes for {changes} updates, and the run makes {total_updates}: it ends at "
             f"{mu_of(config, last):.2g}; set chord.mu_warmup_steps and chord.mu_decay_steps to fewer"
         )
-    if config.batch_size > num_examples:
+    if config.sft_batch_size > num_examples:
         yield (
-            f"chord.batch_size {config.batch_size} is more than the {num_examples} demonstrations of {config.dataset}: "
-            "an update imitates some of them more than once"
+            f"chord.sft_batch_size {config.sft_batch_size} is more than the {num_examples} demonstrations of "
+            f"{config.sft_dataset}: an update imitates some of them more than once"
         )
 
 

@@ -114,8 +114,8 @@ def kept_of_rows(
     wording = {f"the wording of {name}": [digest[:12], digest] for name, digest in zip(training, digests, strict=True)}
     imitated = {}
     if config.chord is not None:
-        shown = f"{_number_of_rows(len(demonstrations))} of {config.chord.dataset}"
-        imitated["chord.dataset"] = [shown, digest_of(demonstrations)]
+        shown = f"{_number_of_rows(len(demonstrations))} of {config.chord.sft_dataset}"
+        imitated["chord.sft_dataset"] = [shown, digest_of(demonstrations)]
     kinds = {"rows": training, "wording": wording, "held_out": evaluated, "demonstrations": imitated}
     return _without_empty(kinds)
 

@@ -13,13 +13,13 @@ class ChordConfig(Section):
     """CHORD (arXiv 2508.11408): the loss is (1 − μ) times that of the samples plus μ times that of demonstrations. μ
     rises from 0 to its peak and falls to its valley, counted in optimizer updates."""
 
-    dataset: str = Field(
+    sft_dataset: str = Field(
         min_length=1,
         description="Prompts with completions, or conversations, as for a cold start: a .jsonl, .json, .csv or "
         ".parquet file, or a Hub name. `name#500` takes 500 rows.",
     )
-    split: str = Field("train", description="Split of a Hub dataset, or of a folder.")
-    recipe: RecipeName | None = Field(
+    sft_split: str = Field("train", description="Split of a Hub dataset, or of a folder.")
+    sft_recipe: RecipeName | None = Field(
         None,
         description="absent: prompts are made as `data` says. Else data.prompt_template is not theirs; none takes rows "
         "as they are, conversations, too.",
@@ -33,10 +33,10 @@ class ChordConfig(Section):
         "last",
         description="all: every message of the assistant in a conversation, each a demonstration of its own.",
     )
-    max_length: int = Field(
+    sft_max_length: int = Field(
         2048, ge=2, description="Limit of a prompt with its completion, in tokens; longer rows are refused."
     )
-    batch_size: int = Field(ge=1, description="Demonstrations of an optimizer update, over all ranks.")
+    sft_batch_size: int = Field(ge=1, description="Demonstrations of an optimizer update, over all ranks.")
     mu_peak: float = Field(gt=0.0, le=1.0, description="The largest μ.")
     mu_valley: Share | None = Field(None, description="μ after the decay; absent: mu_peak, which then stays.")
     mu_warmup_steps: int = Field(0, ge=0, description="Updates in which μ rises to mu_peak, along a line.")
@@ -61,10 +61,10 @@ class ChordConfig(Section):
 
     def rows_of(self, data: DataConfig) -> ColdStartData:
         """Return how the demonstrations are read: their prompts are made as those of the run are."""
-        own, recipe = self.recipe is not None, self.recipe or data.recipe
+        own, recipe = self.sft_recipe is not None, self.sft_recipe or data.recipe
         return ColdStartData(
-            dataset=self.dataset,
-            split=self.split,
+            dataset=self.sft_dataset,
+            split=self.sft_split,
             recipe=recipe,
             recipe_params={} if own else data.recipe_params,
             prompt_column=data.prompt_column,
@@ -74,5 +74,5 @@ class ChordConfig(Section):
             prompt_template=None if own else data.prompt_template,
             system=data.system,
             chat_template_kwargs=data.chat_template_kwargs,
-            max_length=self.max_length,
+            max_length=self.sft_max_length,
         )

@@ -12,8 +12,8 @@ from .peer_options import (
 )
 
 CHORD: dict[str, tuple[str, Any]] = {
-    "chord_sft_dataset": ("chord.dataset", []),
-    "chord_sft_per_device_train_batch_size": ("chord.batch_size", None),
+    "chord_sft_dataset": ("chord.sft_dataset", []),
+    "chord_sft_per_device_train_batch_size": ("chord.sft_batch_size", None),
     "chord_mu_peak": ("chord.mu_peak", None),
     "chord_mu_valley": ("chord.mu_valley", None),
     "chord_mu_warmup_steps": ("chord.mu_warmup_steps", None),

@@ -79,7 +79,9 @@ class Episodes:
     def failing_since_s(self) -> float | None:
         return min(self._failing_since_s.values(), default=None)
 
-    async def sample(self, asked: Sequence[Asked], *, min_version: int, n: int, sampling: Sampling) -> list[Group]:
+    async def sample(
+        self, asked: Sequence[Asked], *, min_version: int | None, n: int, sampling: Sampling
+    ) -> list[Group]:
         """Play `n` episodes of each row. `sampling.max_tokens` limits the sampled tokens of one episode.
 
         Raises RunError when no server could play an episode within `retry_for_s` after its first loss, ServiceError for
@@ -93,21 +95,25 @@ class Episodes:
         for client in self._clients.values():
             await client.close()
 
-    async def _group(self, one: Asked, *, min_version: int, n: int, sampling: Sampling) -> Group:
+    async def _group(self, one: Asked, *, min_version: int | None, n: int, sampling: Sampling) -> Group:
         home = _Home()
         asked = [EpisodeAsked(one.position, index, one.row, one.seed, of=one.of) for index in range(n)]
         playing = [self._episode(each, home, min_version=min_version, sampling=sampling) for each in asked]
         episodes = await all_of(playing)
         return Group(one.position, one.row, episodes, one.trace, time.monotonic())
 
-    async def _episode(self, asked: EpisodeAsked, home: _Home, *, min_version: int, sampling: Sampling) -> Episode:
+    async def _episode(
+        self, asked: EpisodeAsked, home: _Home, *, min_version: int | None, sampling: Sampling
+    ) -> Episode:
         async with self._places:
             try:
                 return await self._until_ended(asked, home, min_version=min_version, sampling=sampling)
             finally:
                 self._failing_since_s.pop(asked.session_id(""), None)
 
-    async def _until_ended(self, asked: EpisodeAsked, home: _Home, *, min_version: int, sampling: Sampling) -> Episode:
+    async def _until_ended(
+        self, asked: EpisodeAsked, home: _Home, *, min_version: int | None, sampling: Sampling
+    ) -> Episode:
         loop = asyncio.get_running_loop()
         give_up_at: float | None = None
         failures, losses, why = 0, 0, "no server has the weights"
@@ -123,7 +129,8 @@ class Episodes:
             place = Place(
                 server=self._client(home.replica, asked),
                 sampling=sampling,
-                weights_session=self.fleet.session,  # the current one: a push may have opened another
+                # The current one: a push may have opened another.
+                weights_session=None if min_version is None else self.fleet.session,
                 min_version=min_version,
                 retry_for_s=min(CALL_RETRY_S, self.retry_for_s),
             )

@@ -20,25 +20,25 @@ def set_chord(options: Options, run: RunFile, batch: Batch) -> None:
         return
     shown = options.shown("chord_sft_dataset")
     rows = swift_rows(datasets[0], None)
-    run.set("chord.dataset", rows.dataset, shown)
+    run.set("chord.sft_dataset", rows.dataset, shown)
     if len(datasets) > 1:
         run.differs.append(f"{shown}: demonstrations are one dataset: join the files; the first is taken")
     if rows.remark:
         run.differs.append(rows.remark)
     if rows.column is not None:
-        run.set("chord.recipe", "none", "conversations")
+        run.set("chord.sft_recipe", "none", "conversations")
         run.set("chord.learned_messages", "all", "ms-swift learns each message of the assistant")
         run.set("chord.messages_column", rows.column, "the column of the conversations")
     else:
         run.set("chord.completion_column", ANSWERS, "ms-swift's column of the answer; prompts are made as in `data`")
     longest = options.whole("max_length")
-    run.set("chord.max_length", longest or LONGEST_PROMPT, "max_length" if longest else "no max_length")
+    run.set("chord.sft_max_length", longest or LONGEST_PROMPT, "max_length" if longest else "no max_length")
     per_device = options.whole("chord_sft_per_device_train_batch_size") or 1
     # Theirs takes so many on each device beside every micro-batch of samples.
     samples = options.whole("per_device_train_batch_size") or options.peer.default("per_device_train_batch_size")
     times = batch.size // (batch.updates * samples)
     run.set(
-        "chord.batch_size",
+        "chord.sft_batch_size",
         per_device * times,
         f"chord_sft_per_device_train_batch_size {per_device} x {times} of them in an update",
     )

@@ -84,7 +84,7 @@ class Evaluation:
         self.sampler, self.reward, self.sets, self.sampling = sampler, reward, sets, sampling
         self._num_dropped = self._num_unscored = 0
 
-    async def run(self, *, version: int, step: int) -> Evaluated:
+    async def run(self, *, version: int | None, step: int) -> Evaluated:
         """Measure `eval_accuracy` (sampled), `eval_greedy`, `eval_reward` and mean length; omits unscored metrics.
 
         They are means over the sets. Each set with a name adds `eval/<set>/avg@k`, `eval/<set>/pass@k` and those of
@@ -113,7 +113,7 @@ class Evaluation:
             },
         )
 
-    async def _run(self, chosen: EvalSet, version: int, step: int, *, of: str) -> _OfSet:
+    async def _run(self, chosen: EvalSet, version: int | None, step: int, *, of: str) -> _OfSet:
         sampled, greedy = (
             self.sampling.model_copy(update={"temperature": temperature, "logprobs": False})
             for temperature in (1.0, 0.0)
@@ -134,7 +134,7 @@ class Evaluation:
         return _OfSet(means, at_k, sampled_groups, greedy_groups)
 
     async def _groups(
-        self, rows: Sequence[PromptRow], sampling: Sampling, n: int, version: int, step: int, *, of: str
+        self, rows: Sequence[PromptRow], sampling: Sampling, n: int, version: int | None, step: int, *, of: str
     ) -> list[Group]:
         jobs = [
             self._job(range(first, min(first + ROWS_PER_JOB, len(rows))), rows, sampling, n, version, step, of)
@@ -143,7 +143,14 @@ class Evaluation:
         return [group for groups in await asyncio.gather(*jobs) for group in groups]
 
     async def _job(
-        self, numbers: range, rows: Sequence[PromptRow], sampling: Sampling, n: int, version: int, step: int, of: str
+        self,
+        numbers: range,
+        rows: Sequence[PromptRow],
+        sampling: Sampling,
+        n: int,
+        version: int | None,
+        step: int,
+        of: str,
     ) -> list[Group]:
         asked = [Asked(position=number, row=rows[number], seed=number, of=of) for number in numbers]
         groups = await self.sampler.sample(asked, min_version=version, n=n, sampling=sampling)

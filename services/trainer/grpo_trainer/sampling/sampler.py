@@ -40,9 +40,12 @@ class Sampler(Protocol):
     def failing_since_s(self) -> float | None:
         """Since when (seconds since the epoch) the longest failing request has failed; None when no request fails."""
 
-    async def sample(self, asked: Sequence[Asked], *, min_version: int, n: int, sampling: Sampling) -> list[Group]:
+    async def sample(
+        self, asked: Sequence[Asked], *, min_version: int | None, n: int, sampling: Sampling
+    ) -> list[Group]:
         """Sample one group of `n` episodes for each row with policy `min_version` or newer, in the order of `asked`.
 
+        None takes whatever the servers serve, also if it is no policy of ours.
         A group that could not be sampled, and never will be, is missing. An episode that has a `total` needs no score.
 
         Raises RunError when the servers do not answer within their retry budget.

@@ -57,7 +57,9 @@ class SingleTurn:
     def failing_since_s(self) -> float | None:
         return min(self._failing_since_s.values(), default=None)
 
-    async def sample(self, asked: Sequence[Asked], *, min_version: int, n: int, sampling: Sampling) -> list[Group]:
+    async def sample(
+        self, asked: Sequence[Asked], *, min_version: int | None, n: int, sampling: Sampling
+    ) -> list[Group]:
         """Sample one group of `n` completions for each prompt in one request, with policy `min_version` or newer.
 
         The groups are in the order of `asked`; those of prompts that kill servers are missing.
@@ -212,14 +214,14 @@ def _request(
     asked: Sequence[Asked],
     session: int,
     *,
-    min_version: int,
+    min_version: int | None,
     n: int,
     sampling: Sampling,
     deadline_s: float,
 ) -> RolloutRequest:
     return RolloutRequest(
         request_id=request_id,
-        session=session,
+        session=None if min_version is None else session,
         min_version=min_version,
         prompts=[
             Prompt(token_ids=one.row.token_ids, seed=one.seed, traceparent=one.trace.traceparent) for one in asked
