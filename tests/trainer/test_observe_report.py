@@ -157,7 +157,7 @@ def test_stages_stack_up_to_the_step(run_dir: Path):
 
 def test_plotly_accepts_every_chart(run_dir: Path):
     everything = {"kl": 0.1, "entropy": 1.0, "loss": 0.1, "learning_rate": 1e-6, "frac_reward_zero_std": 0.5}
-    everything |= {"teacher/kl": 0.3, "aux_loss": 2.1}
+    everything |= {"teacher/kl": 0.3, "aux_loss": 2.1, "chord/logprob": -0.4}
     everything |= {f"staleness/{name}": 1 for name in ("mean", "max")} | {"samples/dropped_stale": 3}
     everything |= {f"sampling/sampling_logp_difference/{name}": 0.01 for name in ("mean", "max")}
     everything |= {f"sampling/importance_sampling_ratio/{name}": 1.0 for name in ("mean", "min", "max")}
@@ -171,7 +171,7 @@ def test_plotly_accepts_every_chart(run_dir: Path):
         assert chart.figure is not None, chart.title
         go.Figure(chart.figure)
     policy = next(chart.figure for chart in charts if chart.id == "policy")
-    assert {"entropy", "load balancing of experts"} <= {trace["name"] for trace in policy["data"]}
+    assert {"entropy", "load balancing of experts", "of demonstrations"} <= {trace["name"] for trace in policy["data"]}
 
 
 def test_a_page_needs_no_network_and_runs_only_its_own_scripts(run_dir: Path):

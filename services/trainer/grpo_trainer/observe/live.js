@@ -53,6 +53,7 @@ const charts = [
   new Chart("Optimizer", "each on its own scale", (curves) => [
     named(curves, "learning_rate", "learning rate", "--green"), named(curves, "loss", "loss", "--brown", { noisy: true }),
     named(curves, "clip_ratio/region_mean", "clip ratio", "--purple"), named(curves, "entropy_coef", "entropy coefficient", "--teal"),
+    named(curves, "chord/logprob", "log π of demonstrations", "--orange"),
   ], { apart: true }),
 ];
 const FIRST_CHARTS = 4;  // above the completions, the others below

@@ -28,8 +28,9 @@ MAX_REWARD_CURVES = 6
 SHOWN = (
     "reward", "accuracy", "eval_accuracy", "eval_greedy", "frac_reward_zero_std", "staleness/mean", "staleness/max",
     "completions/mean_length", "completions/clipped_ratio", "kl", "teacher/kl", "entropy", "grad_norm", "reward_std",
-    "loss", "learning_rate", "entropy_coef", "clip_ratio/region_mean", "sampling/importance_sampling_ratio/mean",
-    "sampling/importance_sampling_ratio/max", "sampling/sampling_logp_difference/mean", "step_time",
+    "loss", "learning_rate", "entropy_coef", "chord/logprob", "clip_ratio/region_mean",
+    "sampling/importance_sampling_ratio/mean", "sampling/importance_sampling_ratio/max",
+    "sampling/sampling_logp_difference/mean", "step_time",
     *(f"time/{stage}_s" for stage in (*STAGES, OTHER)),
 )  # fmt: skip
 """Metrics with a curve on the page, besides `rewards/<name>/mean`."""

@@ -101,6 +101,7 @@ def make_charts(curves: Curves) -> list[Chart]:
                 Panel("entropy", list(_lines(curves, {"entropy": "entropy"}, [TEAL])), 1.3, {"rangemode": "tozero"}),
                 Panel("clip ratio", list(_lines(curves, CLIP_RATIOS)), 1.4, {"rangemode": "tozero"}),
                 Panel("aux loss", list(_lines(curves, {"aux_loss": "load balancing of experts"}, [GREEN])), 1.0),
+                Panel("log π", list(_lines(curves, {"chord/logprob": "of demonstrations"}, [RED])), 1.0),
             ],
         ),
         _chart(
