@@ -17,6 +17,7 @@ RUNS = {
     "demo": [EXAMPLES / "countdown" / "run.yaml"],
     "the demo with an adapter": [EXAMPLES / "countdown" / "lora.yaml"],
     "the demo on two datasets": [EXAMPLES / "countdown" / "run.yaml", EXAMPLES / "countdown" / "mixed.yaml"],
+    "the demo without a cold start": [EXAMPLES / "countdown" / "run.yaml", EXAMPLES / "countdown" / "chord.yaml"],
     "the demo with a teacher": [EXAMPLES / "countdown" / "distil.yaml"],
     "three GPUs": [FULL_SIZE / "run.yaml"],
     "one GPU": [FULL_SIZE / "run.yaml", FULL_SIZE / "one_gpu.yaml"],
