@@ -77,6 +77,29 @@ async def test_an_answer_is_without_the_programs_stop_string_and_the_record_has_
     assert segment.token_ids.tolist()[segment.turns[0].start : segment.turns[0].end] == said
 
 
+@pytest.mark.parametrize("api", ["chat", "messages"])
+@pytest.mark.parametrize(("by_id", "puts_back"), [(False, False), (False, True), (True, False)])
+async def test_a_stop_string_is_cut_where_it_was_completed_and_may_be_put_back(
+    served: Any, api: str, by_id: bool, puts_back: bool
+):
+    """At its first place in the last token; a special token ends a turn by its id."""
+    session = served.open()
+    thought = "so" if served.family.reasoning_parser else ""
+    last, stop, left = (served.family.special[-1],) * 2 + ("look",) if by_id else (" function", "n", "look fu")
+    ids = served.tokenizer.encode(served.family.says("look", thought, []) + last, add_special_tokens=False)
+    assert served.tokenizer.decode(ids[-1:]) == last
+    served.next(ids, "stop", ids[-1] if by_id else stop)
+    body = {"max_tokens": 500, "messages": [QUESTION]}
+    body |= {"stop": [stop]} if api == "chat" else {"stop_sequences": [stop]}
+    answer = await asked(served, session, api, **body)
+    said = answer["choices"][0]["message"]["content"] if api == "chat" else answer["content"][-1]["text"]
+    assert said.strip() == left
+    will_say(served, "done", [])
+    told = {"role": "assistant", "content": said + (stop if puts_back else "")}
+    await asked(served, session, "chat", messages=[QUESTION, told, {"role": "user", "content": RESULT}])
+    assert len(session.forest.segments) == 1
+
+
 async def test_three_apis_go_on_in_one_segment(served: Any):
     session = served.open()
     will_say(served, "", CALLS)

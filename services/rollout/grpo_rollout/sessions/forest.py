@@ -66,7 +66,7 @@ class Node:
         return (
             (wanted == self.full and canonical(message) == asked)
             or (wanted == self.bare and canonical(message, thought=False) == asked)
-            or (self.alias is not None and canonical(self.alias) == asked)
+            or (self.alias is not None and asked in (canonical(self.alias), canonical(self.alias, thought=False)))
         )
 
     def child(self, message: ChatMessage) -> "Node":

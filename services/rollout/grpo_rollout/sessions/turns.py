@@ -286,8 +286,9 @@ class Turns:
     ) -> None:
         turn = running.turn
         (text,) = self.text.texts(cast(Any, [SimpleNamespace(**vars(sampled))]), _sampling(session, wanted))
+        (before_last,) = self.text.decode([sampled.token_ids[:-1]]) if wanted.stop else ("",)
+        shown, stop = wanted.stop_in(text, sampled.stop_reason, before_last=before_last)
         try:
-            shown = wanted.shown(text, sampled.stop_reason)
             message, calls = self.reader.read(
                 shown,
                 sampled.token_ids,
@@ -310,6 +311,8 @@ class Turns:
             message=message,
             text=text,
         )
+        if stop and turn.answer is not None:  # some programs put it back
+            turn.answer.alias = {**message, "content": f"{message.get('content') or ''}{stop}"}
         turn.calls = calls
         turn.stop_reason = sampled.stop_reason
         session.check_cut(turn)

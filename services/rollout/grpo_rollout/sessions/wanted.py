@@ -53,13 +53,22 @@ class Wanted:
         first = self.history()[0]
         return first if first["role"] == "system" else None
 
-    def shown(self, text: str, stop_reason: int | str | None) -> str:
-        """Return an answer as OpenAI's and Anthropic's APIs give it: without the program's stop string, and what its
-        last token held behind it. The ids of the turn, and the text that rewards read, keep both."""
-        if not isinstance(stop_reason, str) or stop_reason not in self.stop:
-            return text
-        before, stop, _ = text.rpartition(stop_reason)
-        return before if stop else text
+    def stop_in(self, text: str, stop_reason: int | str | None, *, before_last: str) -> tuple[str, str]:
+        """Return an answer as OpenAI's and Anthropic's APIs give it, and the stop string of the program that ended it,
+        empty without one: `text` up to that string. The ids of the turn, and the text that rewards read, keep it.
+
+        `before_last`: the text before the last token, in which the stop string was completed.
+        """
+        if isinstance(stop_reason, str):
+            stop = stop_reason if stop_reason in self.stop else ""
+        else:  # the id of a special token
+            stop = next((one for one in self.stop if stop_reason is not None and text.endswith(one)), "")
+        if not stop:
+            return text, ""
+        place = text.find(stop, max(0, len(before_last) - len(stop) + 1))
+        if place < 0:  # several tokens came at once
+            place = text.rfind(stop)
+        return (text[:place], stop) if place >= 0 else (text, "")
 
     @property
     def asked(self) -> Asked:
