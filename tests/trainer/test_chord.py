@@ -1,6 +1,7 @@
 """CHORD: which demonstrations an update imitates, what they add to its gradient, and where the settings come from."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,13 +12,16 @@ import torch
 from pydantic import ValidationError
 from tests.tiny_model import make_model, make_tokenizer
 from tests.trainer.made_episodes import build_updates
+from tests.trainer.made_run_file import write_run_file
 
 from grpo_trainer import loop
+from grpo_trainer.__main__ import main as grpo_train
 from grpo_trainer.algorithm.demonstrations import Demonstrations, chord_doubts, mu_of
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.chord import ChordConfig
 from grpo_trainer.config.data import DataConfig
-from grpo_trainer.data.demonstrations import Example, load_demonstrations
+from grpo_trainer.data.demonstrations import Example, check_context, load_demonstrations
+from grpo_trainer.data.run_rows import HeldOutRows, TrainingRows, check_vocabulary
 from grpo_trainer.engine.imitation import Imitation
 from grpo_trainer.engine.output_head import Policy
 from grpo_trainer.errors import UsageError
@@ -46,6 +50,7 @@ def test_mu_rises_along_a_line_and_falls_along_a_cosine():
     ("changes", "message"),
     [
         ({"mu_valley": 0.6}, "mu_valley 0.6 is above mu_peak 0.5"),
+        ({"mu_valley": 0.1}, "mu_valley 0.1 without mu_decay_steps"),
         ({"mu_decay_steps": 3}, "mu_decay_steps 3 has no effect: mu_valley is mu_peak 0.5"),
         ({"mu_peak": 1.5}, "less than or equal to 1"),
     ],
@@ -111,8 +116,8 @@ def test_the_loss_is_that_of_fine_tuning(enable_phi_function: bool):
     assert tally.reduce()["chord/loss"] == pytest.approx(float(expected.detach()), rel=1e-5)
 
 
-def test_what_is_imitated_in_a_step_follows_from_its_number():
-    """Two updates a pass, two passes: four batches a step, none where μ is 0."""
+def test_what_is_imitated_follows_from_the_number_of_the_update():
+    """Of the updates that the engine has made, also before a resume with more of them in a step; none where μ is 0."""
     told: list[Any] = []
     crew = SimpleNamespace(
         ranks=SimpleNamespace(world_size=2),
@@ -123,17 +128,20 @@ def test_what_is_imitated_in_a_step_follows_from_its_number():
         algorithm=AlgorithmConfig(num_iterations=2, steps_per_generation=2),
     )
     of_run = Demonstrations(examples(*range(1, 17)), chord(mu_warmup_steps=2), seed=0)
-    run: Any = SimpleNamespace(config=config, crew=crew, prefixes=None, demonstrations=of_run)
+    done = iter(range(8))
+    run: Any = SimpleNamespace(
+        config=config, crew=crew, prefixes=None, demonstrations=of_run, updates_done=lambda: next(done)
+    )
     for version in (1, 2):
-        for number in range(4):
-            loop.imitate(run, number, version=version)
+        for _ in range(4):
+            loop.imitate(run, version=version)
     assert [command for command, _, _ in told] == ["imitate"] * 7
     assert [arguments for _, arguments, _ in told] == [(0.25, False)] + [(0.5, False)] * 6
     for k, (_, _, each) in enumerate(told, start=1):
         expected = sorted(len(one.token_ids_L) for one in of_run.of_update(k, version=1))
         assert sorted(length for arrays in each for length in arrays["lengths"]) == expected
     run.demonstrations = None
-    loop.imitate(run, 0, version=3)
+    loop.imitate(run, version=3)
     assert len(told) == 7
 
 
@@ -156,6 +164,60 @@ class TestRows:
         assert sum(found["completion_mask"]) > 1
         with pytest.raises(UsageError, match=r"chord: .*has no column q"):
             load_demonstrations(chord(sft_dataset=str(tmp_path / "d.jsonl")), data, make_tokenizer())
+
+    def test_they_may_have_a_template_of_their_own(self, tmp_path: Path):
+        (tmp_path / "d.jsonl").write_text(json.dumps({"query": "1+1", "response": "2"}))
+        data = DataConfig(dataset="x", recipe="countdown")
+        file = str(tmp_path / "d.jsonl")
+        own = chord(sft_dataset=file, sft_prompt_template="{query}", completion_column="response")
+        [found] = load_demonstrations(own, data, make_tokenizer())
+        assert "1+1" in make_tokenizer().decode(found["input_ids"])
+
+    @pytest.mark.parametrize(
+        ("row", "changes", "message", "hint"),
+        [
+            ({"prompt": "", "completion": "2"}, {}, "demonstration 1 of .* has an empty prompt", "give it a prompt"),
+            (
+                {"prompt": "x" * 40, "completion": "2"},
+                {"sft_max_length": 9},
+                "chord.sft_max_length 9",
+                "raise chord.sft_",
+            ),
+            ({"prompt": "x", "answer": "2"}, {}, "which chord.completion_column needs", None),
+        ],
+    )
+    def test_mistakes_name_the_setting_of_the_run_file(
+        self, tmp_path: Path, row: dict[str, str], changes: dict[str, Any], message: str, hint: str | None
+    ):
+        (tmp_path / "d.jsonl").write_text(json.dumps(row))
+        config = chord(sft_dataset=str(tmp_path / "d.jsonl"), **changes)
+        with pytest.raises(UsageError, match=message) as refused:
+            load_demonstrations(config, DataConfig(dataset="x"), make_tokenizer())
+        assert hint is None or (refused.value.hint or "").startswith(hint)
+
+    def test_the_dry_run_tells_them_and_what_is_odd(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+        nowhere = {"urls": ["http://127.0.0.1:9"]}
+        section = {"sft_dataset": str(tmp_path / "d.jsonl"), "sft_batch_size": 4, "mu_peak": 0.5}
+        file = write_run_file(tmp_path, rollout=nowhere, chord=section)
+        (tmp_path / "d.jsonl").write_text(json.dumps({"prompt": "a", "completion": "b"}))
+        assert grpo_train([str(file), "--dry-run", "--reward.url", "http://127.0.0.1:9"]) == 0
+        told = capsys.readouterr().out
+        assert re.search(
+            r"^demonstrations +1, \d+ to \d+ tokens; 4 beside the samples of an update$", told, re.MULTILINE
+        )
+        assert "chord.sft_batch_size 4 is more than the 1 demonstrations" in told
+
+    def test_a_token_that_the_model_has_not_is_named(self):
+        rows, held_out = TrainingRows({}), HeldOutRows()
+        check_vocabulary(rows, held_out, examples(3), vocab_size=12)
+        with pytest.raises(UsageError, match="the demonstrations hold token 11"):
+            check_vocabulary(rows, held_out, examples(3), vocab_size=11)
+
+    def test_one_that_the_model_cannot_hold_is_refused(self):
+        check_context(examples(6), context=8)
+        check_context(examples(6), context=None)
+        with pytest.raises(UsageError, match="has 9 tokens, and the model's context ends at 8"):
+            check_context(examples(6, 7), context=8)
 
     def test_there_are_none_without_the_section(self):
         assert load_demonstrations(None, DataConfig(dataset="x"), make_tokenizer()) == []

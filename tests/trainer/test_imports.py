@@ -376,6 +376,21 @@ def test_the_example_of_the_page_is_what_is_written(
     assert capsys.readouterr() == (run_file, said)
 
 
+def test_demonstrations_of_chord_are_read_by_their_own_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("d.jsonl").write_text('{"query": "1+1", "output": "2"}\n')
+    words = ["--chord_sft_dataset", "d.jsonl", "--chord_mu_peak", "0.9", "--chord_mu_valley", "0.1"]
+    words += ["--chord_mu_warmup_steps", "3", "--chord_mu_decay_steps", "0"]
+    text, said = imported(capsys, *SWIFT, *words)
+    chord = RunConfig.model_validate(yaml.safe_load(text)).chord
+    assert chord is not None
+    assert (chord.sft_prompt_template, chord.completion_column) == ("{query}", "output")
+    assert (chord.mu_peak, chord.mu_valley, chord.mu_warmup_steps) == (0.1, None, 3)
+    assert "has to end with the question" not in said
+
+
 def test_of_several_reward_models_the_first_is_taken_with_its_weight(capsys: pytest.CaptureFixture[str]):
     text, said = imported(capsys, *SWIFT, "--reward_model", "A/one", "B/two", "--reward_weights", "1", "0.5", "0.2")
     run = RunConfig.model_validate(yaml.safe_load(text))

@@ -8,7 +8,7 @@ k + 1.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -61,6 +61,8 @@ class Run:
     canary_rule: Rule
     prefixes: PrefixSharing | None
     demonstrations: Demonstrations | None
+    updates_done: Callable[[], int]
+    """How many optimizer updates the engine has made, those before a resume too."""
     best: BestCheckpoint
     callbacks: Callbacks
     kept: Mapping[str, Any]
@@ -252,8 +254,8 @@ def optimize(run: Run, sequences: list[TrainingSequence], *, version: int) -> bo
     results: list[dict[str, float]] = []
     with run.journal.stage("train"):
         try:
-            for passed, number in product(range(algorithm.num_iterations), range(num_updates)):
-                imitate(run, passed * algorithm.steps_per_generation + number, version=version)
+            for _, number in product(range(algorithm.num_iterations), range(num_updates)):
+                imitate(run, version=version)
                 results.append(run.crew.do("update", number))
         finally:
             if results or not sequences:
@@ -266,12 +268,11 @@ def optimize(run: Run, sequences: list[TrainingSequence], *, version: int) -> bo
     return any(result["learning_rate"] > 0 and result["grad_norm"] > 0 for result in made)
 
 
-def imitate(run: Run, number: int, *, version: int) -> None:
-    """Give each rank its part of the demonstrations of a batch's optimizer update `number`, from 0."""
+def imitate(run: Run, *, version: int) -> None:
+    """Give each rank its part of the demonstrations of the next optimizer update."""
     if run.demonstrations is None:
         return
-    chord, algorithm = run.demonstrations.config, run.config.algorithm
-    number += (version - 1) * algorithm.num_iterations * algorithm.steps_per_generation
+    chord, number = run.demonstrations.config, run.updates_done()
     if (mu := mu_of(chord, number)) > 0.0:
         taken = run.demonstrations.of_update(number, version=version)
         hand_out(run, taken, mu, chord.enable_phi_function, command="imitate", of=taken, version=version)

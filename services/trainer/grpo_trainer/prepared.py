@@ -12,7 +12,7 @@ from grpo_proto.messages.weights import Kind
 from .algorithm.demonstrations import chord_doubts
 from .config.doubts import doubts
 from .config.run_config import RunConfig
-from .data.demonstrations import Example, load_demonstrations
+from .data.demonstrations import Example, check_context, load_demonstrations
 from .data.episode_rows import RowsOfEpisodes
 from .data.repeats import repeats
 from .data.run_rows import (
@@ -63,6 +63,8 @@ class Prepared:
         family = load_family(config.model)
         demonstrations = load_demonstrations(config.chord, config.data, tokenizer)
         check_vocabulary(rows, eval_rows, demonstrations, vocab_size=family.get_text_config().vocab_size)
+        context = getattr(family.get_text_config(), "max_position_embeddings", None)
+        check_context(demonstrations, context=one_rope_context(family) or context)
         config = with_router_aux_loss_coef(config, router_aux_loss_coef(config.algorithm, family))
         prepared = cls(config, tokenizer, rows, eval_rows, family, demonstrations)
         learning_rates(config.optimizer, total_updates=prepared.num_updates)

@@ -278,6 +278,7 @@ def _train(
             canary_rule=rule_for(config, engine.device.type, has_experts=engine.has_experts),
             prefixes=engine.prefixes,
             demonstrations=demonstrations,
+            updates_done=lambda: engine.updates_done,
             best=BestCheckpoint.of(config.checkpoint, state.get("best") if state else None, run_dir=config.run_dir),
             callbacks=callbacks,
             kept=kept,

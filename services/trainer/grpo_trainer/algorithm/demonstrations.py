@@ -2,7 +2,8 @@
 
     L = (1 − μ) · L_samples + μ · L_demonstrations          (arXiv 2508.11408)
 
-Both are functions of the seed and the update's number alone, so that a resumed run goes on without any state.
+Both are functions of the seed and the update's number alone, which a checkpoint has: a resumed run goes on with the
+next ones.
 """
 
 import math

@@ -21,9 +21,11 @@ class ChordConfig(Section):
     sft_split: str = Field("train", description="Split of a Hub dataset, or of a folder.")
     sft_recipe: RecipeName | None = Field(
         None,
-        description="absent: prompts are made as `data` says. Else data.prompt_template is not theirs; none takes rows "
-        "as they are, conversations, too.",
+        description="Recipe of the prompts. Without it, sft_prompt_template and sft_prompt_column they are made as "
+        "`data` says; none takes rows as they are, conversations, too.",
     )
+    sft_prompt_template: str | None = Field(None, description="Template of the prompts, a text or a file.")
+    sft_prompt_column: str | None = Field(None, description="Column of the prompts.")
     completion_column: str = Field("completion", description="Text, or a list of a single assistant message.")
     messages_column: str = Field(
         "messages",
@@ -50,6 +52,11 @@ class ChordConfig(Section):
     @model_validator(mode="after")
     def _falls(self) -> Self:
         valley = self.mu_peak if self.mu_valley is None else self.mu_valley
+        if valley < self.mu_peak and not self.mu_decay_steps:
+            raise ValueError(
+                f"mu_valley {valley:g} without mu_decay_steps: μ would be there as soon as the warm-up ends; set "
+                "mu_decay_steps, or mu_peak alone for a μ that stays"
+            )
         if valley > self.mu_peak:
             raise ValueError(f"mu_valley {valley:g} is above mu_peak {self.mu_peak:g}, and μ falls from peak to valley")
         if self.mu_decay_steps and valley == self.mu_peak:
@@ -61,17 +68,17 @@ class ChordConfig(Section):
 
     def rows_of(self, data: DataConfig) -> ColdStartData:
         """Return how the demonstrations are read: their prompts are made as those of the run are."""
-        own, recipe = self.sft_recipe is not None, self.sft_recipe or data.recipe
+        own = (self.sft_recipe, self.sft_prompt_template, self.sft_prompt_column) != (None, None, None)
         return ColdStartData(
             dataset=self.sft_dataset,
             split=self.sft_split,
-            recipe=recipe,
+            recipe=self.sft_recipe or "none" if own else data.recipe,
             recipe_params={} if own else data.recipe_params,
-            prompt_column=data.prompt_column,
+            prompt_column=self.sft_prompt_column or data.prompt_column,
             completion_column=self.completion_column,
             messages_column=self.messages_column,
             learned_messages=self.learned_messages,
-            prompt_template=None if own else data.prompt_template,
+            prompt_template=self.sft_prompt_template if own else data.prompt_template,
             system=data.system,
             chat_template_kwargs=data.chat_template_kwargs,
             max_length=self.sft_max_length,

@@ -78,6 +78,8 @@ def _unread_prompts(run: RunConfig) -> list[str]:
     episodes = run.episodes
     if episodes is None or not (episodes.environment or episodes.agent):
         return []
+    if run.chord is not None:  # whose prompts are made by them
+        return []
     player = "episodes.environment" if episodes.environment else "episodes.agent"
     unread = [name for name in ("system", "prompt_template") if getattr(run.data, name) is not None]
     but = "; but an Env of ms-swift's gym gets the prompt, too" if episodes.environment else ""

@@ -9,7 +9,7 @@ run would have sampled it.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from ..config.chord import ChordConfig
@@ -50,16 +50,31 @@ def load_demonstrations(
     if chord is None:
         return []
     try:
-        return load_examples(chord.rows_of(data), tokenizer)
+        examples = load_examples(chord.rows_of(data), tokenizer, called=_in_chord)
     except UsageError as error:
         raise UsageError(f"chord: {error.message}", hint=error.hint) from error
+    for number, example in enumerate(examples, start=1):
+        if example["completion_mask"][0]:
+            raise UsageError(
+                f"chord: demonstration {number} of {chord.sft_dataset} has an empty prompt: no token comes before its "
+                "answer, of which the policy could be asked for the first one",
+                hint="give it a prompt, or leave the row out",
+            )
+    return examples
 
 
-def load_examples(config: ColdStartData, tokenizer: "PreTrainedTokenizerBase") -> list[Example]:
-    """All rows of the dataset. Raises UsageError."""
+def _in_chord(name: str) -> str:
+    """The setting of a run file in which a demonstration has what a cold start has under `name`."""
+    return f"chord.{'sft_' if name == 'max_length' else ''}{name}"
+
+
+def load_examples(
+    config: ColdStartData, tokenizer: "PreTrainedTokenizerBase", *, called: Callable[[str], str] = "data.{}".format
+) -> list[Example]:
+    """All rows of the dataset. `called` names a setting in messages. Raises UsageError."""
     maker = PromptMaker.of(config)
     rows = list(maker.rows(read_rows(config.dataset, config.split), dataset=config.dataset))
-    answered = _with_answers(rows, config)
+    answered = _with_answers(rows, config, called)
     rows = [one.row for one in answered]
     prompts = maker.prompts(rows, dataset=config.dataset)
     tools = maker.tools_of(rows, dataset=config.dataset)
@@ -80,11 +95,21 @@ def load_examples(config: ColdStartData, tokenizer: "PreTrainedTokenizerBase") -
         ids if ends else [*ids, tokenizer.eos_token_id]
         for ids, ends in zip(tokenizer(texts, add_special_tokens=False)["input_ids"], has_end, strict=True)
     ]
-    _check_lengths(prompt_ids, completion_ids, [one.number for one in answered], config)
+    _check_lengths(prompt_ids, completion_ids, [one.number for one in answered], config, called)
     return [
         Example(input_ids=prompt + completion, completion_mask=[0] * len(prompt) + [1] * len(completion))
         for prompt, completion in zip(prompt_ids, completion_ids, strict=True)
     ]
+
+
+def check_context(examples: Sequence[Example], *, context: int | None) -> None:
+    """Raises UsageError for an example longer than the model's `context` in tokens; None is unknown."""
+    longest = max((len(example["input_ids"]) for example in examples), default=0)
+    if context is not None and longest > context:
+        raise UsageError(
+            f"a demonstration of chord.sft_dataset has {longest} tokens, and the model's context ends at {context}",
+            hint=f"set chord.sft_max_length to {context}, which names the rows, and leave them out",
+        )
 
 
 def digest_of(examples: Sequence[Example]) -> str:
@@ -95,18 +120,18 @@ def digest_of(examples: Sequence[Example]) -> str:
     return digest.hexdigest()
 
 
-def _with_answers(rows: Sequence[Row], config: ColdStartData) -> list[_Answered]:
+def _with_answers(rows: Sequence[Row], config: ColdStartData, called: Callable[[str], str]) -> list[_Answered]:
     """Return the rows, each with a prompt, and the answers to learn."""
     columns = {name for row in rows for name in row}
     if config.completion_column not in columns and config.messages_column in columns and config.recipe == "none":
-        check_columns(rows, [config.messages_column], dataset=config.dataset, needed_by="data.messages_column")
+        check_columns(rows, [config.messages_column], dataset=config.dataset, needed_by=called("messages_column"))
         return [one for number, row in enumerate(rows, start=1) for one in _split(row, number, config)]
     if config.learned_messages == "all":
         raise UsageError(
-            "data.learned_messages all is for whole conversations, and the rows have a single completion each",
+            f"{called('learned_messages')} all is for whole conversations, and the rows have a single completion each",
             hint=f"give them in {config.messages_column}, without a recipe and a column {config.completion_column}",
         )
-    check_columns(rows, [config.completion_column], dataset=config.dataset, needed_by="data.completion_column")
+    check_columns(rows, [config.completion_column], dataset=config.dataset, needed_by=called("completion_column"))
     return [
         _Answered(row, _completion(row[config.completion_column], f"dataset {config.dataset}, row {number}"), number)
         for number, row in enumerate(rows, start=1)
@@ -151,7 +176,11 @@ def _completion(value: Any, where: str) -> Answer:
 
 
 def _check_lengths(
-    prompts: list[list[int]], completions: list[list[int]], numbers: list[int], config: ColdStartData
+    prompts: list[list[int]],
+    completions: list[list[int]],
+    numbers: list[int],
+    config: ColdStartData,
+    called: Callable[[str], str],
 ) -> None:
     lengths = [len(prompt) + len(completion) for prompt, completion in zip(prompts, completions, strict=True)]
     too_long = [place for place, length in enumerate(lengths) if length > config.max_length]
@@ -159,6 +188,6 @@ def _check_lengths(
         more = f"; so are {len(too_long) - 1} more, the longest with {max(lengths)}" if len(too_long) > 1 else ""
         raise UsageError(
             f"dataset {config.dataset}, row {numbers[too_long[0]]}: prompt and completion have {lengths[too_long[0]]} "
-            f"tokens, more than data.max_length {config.max_length}{more}",
-            hint=f"raise data.max_length to {max(lengths)}, or leave the rows out",
+            f"tokens, more than {called('max_length')} {config.max_length}{more}",
+            hint=f"raise {called('max_length')} to {max(lengths)}, or leave the rows out",
         )

@@ -36,6 +36,8 @@ class SkippedUpdates:
         if not skipped:
             return
         loss = f"loss {metrics.get('loss')}"
+        if "chord/loss" in metrics:
+            loss += f", of demonstrations {metrics['chord/loss']}"
         if bad_tokens:
             loss += f": algorithm.loss {self.surrogate_name} or its KL is not finite for {bad_tokens} tokens"
         log.warning("update %d skipped: its gradient is not finite (%s)", update, loss)

@@ -49,6 +49,8 @@ class Rows:
     column: str | None
     """Of messages."""
     remark: str | None = None
+    columns: Sequence[str] = ()
+    """Those of a local file's first row."""
 
 
 def swift_rows(given: str, question: str | None) -> Rows:
@@ -91,10 +93,11 @@ def _local(name: str, limit: str, question: str | None) -> Rows:
         return Rows(f"{name}{limit}", "train", f"{{{question}}}", "none", None)
     if messages := [column for column in MESSAGES if column in columns]:
         remark = f"{name}: a conversation that ends with the answer has to end with the question here"
-        return Rows(f"{name}{limit}", "train", None, "none", messages[0], remark)
+        return Rows(f"{name}{limit}", "train", None, "none", messages[0], remark, columns)
     found = next((column for column in QUESTION_COLUMNS if column in columns), None)
     missing = None if found else f"{name} has none of the columns {', '.join(QUESTION_COLUMNS)}: name the question's"
-    return Rows(f"{name}{limit}", "train", f"{{{found or QUESTION_COLUMNS[0]}}}", "none", None, missing)
+    template = f"{{{found or QUESTION_COLUMNS[0]}}}"
+    return Rows(f"{name}{limit}", "train", template, "none", None, missing, columns)
 
 
 def set_datasets(run: RunFile, rows: Sequence[Rows], shown: str) -> None:
