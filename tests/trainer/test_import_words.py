@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -66,13 +67,53 @@ def test_a_shift_in_a_loop_and_the_name_of_the_script_are_named():
     assert "$0 is not set in what is imported: write its value in its place" in script.remarks
 
 
-def test_what_is_set_under_a_condition_is_named():
-    script = commands_of('A=(a)\nif [ x = y ]; then A+=(b); else\n C=1\nfi\nD=2\nrun "${A[@]}" $C $D "${E[@]}"\n')
-    assert [one.words for one in script.commands] == [["if", "[", "x", "=", "y", "]"], ["run", "a", "b", "1", "2"]]
+def test_what_is_set_under_a_condition_of_which_nothing_is_known_is_named():
+    script = commands_of('A=(a)\nif [ -f x ]; then A+=(b); else\n C=1\nfi\nD=2\nrun "${A[@]}" $C $D "${E[@]}"\n')
+    assert [one.words for one in script.commands] == [["[", "-f", "x", "]"], ["run", "a", "b", "1", "2"]]
     undecided = "is set in a condition or a loop, which is not decided here: what stands last counts"
     assert [remark for remark in script.remarks if "set in" in remark] == [
         f"A {undecided}", f"C {undecided}", "$E is not set in what is imported: write its values in its place"
     ]  # fmt: skip
+
+
+DECIDED = {
+    "if": 'M=a\nif [[ $M == b ]]; then X=1; elif [ "$M" = a ] && [[ -n $M ]]; then X=2\nelse X=3; fi\nX+=y\n',
+    "smoke": 'X=9\nif [[ "${SMOKE:-0}" == "1" ]]\nthen\n  X=1\nfi\n',
+    "nested": "N=3 X=0\nif [ $N -gt 2 ]; then if [[ ! -z $N || $N -lt 1 ]]; then X=1; else X=2; fi; else X=3; fi\n",
+    "case": 'M=b X=0\ncase "$M" in\n  a|c) X=1 ;;\n  b)\n    X=2\n    Y=3 ;;\n  *) X=4 ;;\nesac\nX=$X$Y\n',
+    "and": 'M=a X=0; [[ $M == b ]] && X=1; [ "$M" = a ] || X=2; true && X=${X}3\n',
+    "never": "X=x\nif false; then X=1; fi\nif ! true || [ a = b ]; then X=2; fi\n",
+    "lines that a command reads": "X=1\ncat <<'END' > /dev/null\nif x; X=2 \"\nEND\n",
+    "sums": "N=4 X=$((N * 8 / 3 - ${N}))-$(expr 7 / 2)\n",
+    "places": 'X="$(cd "$(dirname "/usr/bin/run.sh")/.." >/dev/null && pwd)/$(basename /a/b.sh .sh)$(dirname /a/b)"\n',
+}
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="compares with bash")
+@pytest.mark.parametrize("name", DECIDED)
+def test_what_a_script_tells_alone_is_decided_as_bash_does(name: str):
+    shell = subprocess.run(
+        ["bash", "-c", DECIDED[name] + 'printf %s "$X"'], capture_output=True, text=True, check=True, timeout=20
+    )
+    script = commands_of(DECIDED[name] + "run $X\n")
+    assert script.commands[-1].words == ["run", *shell.stdout.split()]
+    assert not any("is set in a condition" in remark for remark in script.remarks)
+
+
+def test_a_branch_that_is_left_out_is_named_and_a_variable_before_the_script_decides():
+    text = 'ARGS=(--a)\nif [[ "${SMOKE:-0}" == "1" ]]; then\n  ARGS+=(--b)\nfi\nrun "${ARGS[@]}"\n'
+    script = commands_of(text)
+    assert script.commands[-1].words == ["run", "--a"]
+    assert [remark for remark in script.remarks if 'if [[ "${SMOKE:-0}" == "1" ]]` is left out' in remark]
+    script = commands_of(text, variables={"SMOKE": "1"})
+    assert (script.commands[-1].words, script.remarks) == (["run", "--a", "--b"], [])
+
+
+def test_the_folder_of_a_script_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    text = 'ROOT="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"\nrun "$ROOT/x" $0 \\'
+    script = commands_of(text, path="a/b.sh")
+    assert (script.commands[-1].words, script.remarks) == (["run", f"{tmp_path}/x", "a/b.sh"], [])
 
 
 def test_what_a_shell_would_compute_stays_as_it_is_written():

@@ -15,19 +15,20 @@ from .python_source import SUFFIXES as PYTHON
 from .python_source import python_source
 from .run_file import RunFile
 from .script_reader import TrlScript
+from .shell_words import Command, Script
 from .swift import import_swift
 from .trl import import_trl
 from .trl_script import calls_grpo_trainer, read_trl_script
-from .words import Command, Script, command_of, commands_of
+from .words import command_of, commands_of
 
 USAGE = """\
 usage: grpo-train import-swift [VARIABLE=VALUE …] [swift rlhf] --rlhf_type grpo --model … > RUN.yaml
-       grpo-train import-swift FILE.sh [ARGUMENTS of the script] > RUN.yaml
+       grpo-train import-swift [VARIABLE=VALUE …] FILE.sh [ARGUMENTS of the script] > RUN.yaml
                                                      the command `swift rlhf` in it, and its `swift rollout`
        grpo-train import-swift FILE.yaml [options] > RUN.yaml    the file that `swift rlhf FILE.yaml` takes
        grpo-train import-trl [trl grpo] --model_name_or_path … > RUN.yaml
        grpo-train import-trl FILE.yaml [--num_processes N --accelerate_config zero3 …] > RUN.yaml
-       grpo-train import-trl FILE.sh [ARGUMENTS of the script] > RUN.yaml
+       grpo-train import-trl [VARIABLE=VALUE …] FILE.sh [ARGUMENTS of the script] > RUN.yaml
        grpo-train import-trl FILE.py|FILE.ipynb [--num_processes N …] > RUN.yaml    what is given to GRPOTrainer in it
 
 Write the command of another trainer as a run file, with the lines that start the servers. What is otherwise than
@@ -127,20 +128,23 @@ def _imported(script: Script, make: Callable[[], RunFile], remarks: Sequence[str
 
 
 def _read(argv: list[str]) -> tuple[Script, str]:
-    """The commands of a file, which may be given arguments, or the one that the words are."""
-    is_script = Path(argv[0]).suffix in SCRIPTS
+    """The commands of a file, which may be given variables and arguments, or the one that the words are."""
+    given = command_of(argv)
+    file, *arguments = given.words or argv
+    is_script = Path(file).suffix in SCRIPTS
     if (len(argv) > 1 and not is_script) or argv[0].startswith("-"):
-        return Script([command_of(argv)]), ""
+        return Script([given]), ""
     if len(argv) == 1 and not is_script and " " in argv[0]:  # a command in quotation marks
         return commands_of(argv[0]), ""
     try:
-        return commands_of(Path(argv[0]).read_text(encoding="utf-8-sig"), argv[1:]), f" from {argv[0]}"
+        text = Path(file).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UsageError(
-            f"{argv[0]} cannot be read: {error.strerror}", hint="give a file, or the options of a command"
+            f"{file} cannot be read: {error.strerror}", hint="give a file, or the options of a command"
         ) from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{argv[0]} is no text: {error}") from error
+        raise UsageError(f"{file} is no text: {error}") from error
+    return commands_of(text, arguments, path=file, variables=given.variables), f" from {file}"
 
 
 def _chosen(script: Script, program: str, verb: str, servers: tuple[str, ...]) -> tuple[Command, Command | None]:

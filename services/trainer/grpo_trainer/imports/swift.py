@@ -23,12 +23,12 @@ from .servers import (
     set_servers,
     set_teacher_server,
 )
+from .shell_words import Command
 from .swift_chord import set_chord
 from .swift_episodes import set_swift_episodes
 from .swift_rewards import set_swift_rewards
 from .swift_rows import LONGEST_PROMPT, set_swift_rows
 from .values import read, target_modules
-from .words import Command
 
 ESTIMATORS = {
     # advantage_estimator → ours, whether the KL is in the reward, scale_rewards

@@ -21,9 +21,9 @@ from .run_file import RunFile, checked
 from .script_episodes import set_episodes
 from .script_reader import TrlScript
 from .servers import Sampling, on_its_own_gpu, reachable, replicate, server_flags, set_reward_server, set_servers
+from .shell_words import Command
 from .values import target_modules
 from .vllm_flags import vllm_flags
-from .words import Command
 
 REWARDS = {
     "accuracy_reward": OurReward("accuracy"),

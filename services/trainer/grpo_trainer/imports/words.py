@@ -2,55 +2,36 @@ r"""Read the commands of a shell script, or of an argument list. No shell is run
 
 Understood are line continuations, quotes, comments, `VAR=value` before a command or by `export`, the script of a
 `bash -c`, and `$VAR`, `${VAR}`, `${VAR:-default}` and `${ARRAY[@]}` of what the script sets itself, by `+=`, too, and
-`$1`, `"$@"` of the arguments that it is given. The environment is not looked at: what it holds may be a secret, and
-another machine's. What a shell would compute stays as it is written, and is reported.
+`$0`, `$1`, `"$@"` of the arguments that it is given. The environment is not looked at: what it holds may be a secret,
+and another machine's. Conditions are decided where all that they test is known (shell_conditions.py). Of what a shell
+would compute, sums and places of files are known (shell_values.py); all else stays as it is written, and is reported.
 
 Slips of documents are read as they were meant, and reported: a blank or a comment behind the `\` that ends a line,
 options on a line of their own behind a line without `\`, and what a page makes of blanks and quotation marks.
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 
-from ..config.look_alikes import BLANKS, UNSEEN, described
+from .shell_conditions import CASE, ELSE, IF, PATTERN, TEST, Branches, matches, truth
+from .shell_words import ASSIGNMENT, ENDS_COMMAND, Command, Script, Shell, WordReader
 
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _APPENDED = re.compile(r"([A-Za-z_]\w*)\+=(.*)", re.DOTALL)
 _ARRAY = re.compile(r"([A-Za-z_]\w*)(\+?)=\(")
-_ITEMS = re.compile(r'("?)\$\{(\w+)\[[@*]\](?:\+("\$\{\2\[[@*]\]\}"))?(?::-)?\}\1')
-"""All items of an array, also as scripts write it that may not read an empty one: `"${A[@]+"${A[@]}"}"`."""
-_ARGUMENTS = re.compile(r'("?)\$(?:[@*]|\{[@*](?::(\d+))?\})\1(?![^\s;&|])')
-_OPENS, _CLOSES, _BETWEEN = ("if", "for", "while", "until", "case"), ("fi", "done", "esac"), ("then", "else", "do")
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-((?:[^{}]|\{[^{}]*\})*))?\})")
-_BRACED = re.compile(r"\$\{(?:[^{}]|\{[^{}]*\})*\}")
-_QUOTED = re.compile("\"([^\"]*)\"|'([^']*)'")
-_ENDS_COMMAND = "\n;&|"
-_CONTINUED = re.compile(r"\\[ \t]+(#[^\n]*)?\n")
-_CURLY = re.compile("“[^”]*”|‘[^’]*’")
+_OPENS, _CLOSES, _BETWEEN = ("if", "for", "while", "until", "select"), ("fi", "done", "esac"), ("then", "else", "do")
+_THIS_FILE = re.compile(r"\$\{BASH_SOURCE(?:\[0\])?\}|\$BASH_SOURCE\b")
+_REDIRECTION = re.compile(r"[0-9]*[<>][>&]*[ \t]*")
+_HERE = re.compile(r"<<-?[ \t]*([\"']?)(\w+)\1")
 
 
-@dataclass(frozen=True)
-class Command:
-    """One command: the variables that it is started with, and its words."""
-
-    variables: dict[str, str]
-    words: list[str]
-
-
-@dataclass
-class Script:
-    """The commands of a file, and what could not be read as a shell would."""
-
-    commands: list[Command] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
-    expanded: set[str] = field(default_factory=set)
-    """Variables that stand in other words."""
-
-
-def commands_of(text: str, arguments: Sequence[str] = ()) -> Script:
-    """Read a shell script that is started with `arguments`."""
-    return _Reader(text.replace("\r\n", "\n"), arguments).script()
+def commands_of(
+    text: str, arguments: Sequence[str] = (), *, path: str | None = None, variables: Mapping[str, str] | None = None
+) -> Script:
+    """Read a shell script that is started with `arguments`, as the file `path`, and with `variables` before it."""
+    known = _positions(arguments) | dict(variables or {}) | ({} if path is None else {"0": path})
+    shell = Shell(arguments, known, dict(variables or {}))
+    return _Reader(f"{_THIS_FILE.sub('${0}', text)}\n".replace("\r\n", "\n"), shell).script()
 
 
 def _script_in(words: Sequence[str]) -> str | None:
@@ -65,7 +46,7 @@ def command_of(words: Sequence[str]) -> Command:
     """Read words that a shell has made, such as `NPROC_PER_NODE=2 swift rlhf --model …`."""
     variables: dict[str, str] = {}
     rest = list(words)
-    while rest and (assigned := _ASSIGNMENT.fullmatch(rest[0])):
+    while rest and (assigned := ASSIGNMENT.fullmatch(rest[0])):
         variables[assigned[1]] = assigned[2]
         rest.pop(0)
     return Command(variables, rest)
@@ -76,106 +57,164 @@ def _positions(arguments: Sequence[str]) -> dict[str, str]:
 
 
 class _Reader:
-    def __init__(self, text: str, arguments: Sequence[str] = ()):
-        self.text, self.at, self.arguments = text, 0, arguments
-        self.known = _positions(arguments)
-        self.exported: dict[str, str] = {}
-        self.arrays: dict[str, list[str]] = {}
-        self.assigned: set[str] = set()
-        """Variables that are set on a line of their own."""
+    """Reads the commands of a text; `source` reads their words."""
+
+    def __init__(self, text: str, shell: Shell):
+        self.source = WordReader(text, shell)
         self.words: list[str] = []
-        self.depth = self.subshells = 0
-        """Counts of the conditions and loops, and of the subshells, around what is read."""
-        self.found = Script()
+        self.subshells = 0
+        """Count of the subshells around what is read."""
+        self.around: list[Branches] = []
+        """The conditions and loops around it, the innermost last."""
+        self.one: Branches | None = None
+        """The condition of one command, behind `&&` or `||`."""
+        self.listed_from = 0
+        """Where the commands begin that `&&` and `||` join."""
+
+    @property
+    def shell(self) -> Shell:
+        return self.source.shell
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether nothing is known of a condition or a loop around what is read."""
+        return any(not one.decides for one in (*self.around, self.one) if one is not None)
 
     def script(self) -> Script:
-        while self.at < len(self.text):
-            if self._skip():
+        source = self.source
+        while source.at < len(source.text):
+            if source.skip() or (not self.words and self._control()):
                 continue
-            if self.text[self.at] in _ENDS_COMMAND:
-                self.at += 1
+            if source.text[source.at] in ENDS_COMMAND:
+                self._operator()
+            elif source.text[source.at] == "(" and not self.words:
+                source.at, self.subshells = source.at + 1, self.subshells + 1
+            elif source.text[source.at] == ")" and self.subshells:
+                source.at, self.subshells = source.at + 1, self.subshells - 1
                 self._end_command()
-            elif self.text[self.at] == "(" and not self.words:
-                self.at, self.subshells = self.at + 1, self.subshells + 1
-            elif self.text[self.at] == ")" and self.subshells:
-                self.at, self.subshells = self.at + 1, self.subshells - 1
-                self._end_command()
-            elif redirection := re.compile(r"[0-9]*[<>][>&]*[ \t]*").match(self.text, self.at):
-                self.at = redirection.end()
-                target = " ".join(self._words())
+            elif here := _HERE.match(source.text, source.at):
+                self._leave_out_lines(here.end(), here[2])
+            elif redirection := _REDIRECTION.match(source.text, source.at):
+                source.at = redirection.end()
+                target = " ".join(source.words())
                 if not redirection[0].strip().endswith("&"):  # 2>&1 is a part of the one before
-                    self._remark(f"output is not redirected: {redirection[0].strip()} {target}")
-            elif array := _ARRAY.match(self.text, self.at):
+                    self.shell.found.remark(f"output is not redirected: {redirection[0].strip()} {target}")
+            elif array := _ARRAY.match(source.text, source.at):
                 self._assigns(array[1])
-                self.at = array.end()
-                before = self.arrays.get(array[1], []) if array[2] else []
-                self.arrays[array[1]] = before + self._array()
+                source.at = array.end()
+                before = self.shell.arrays.get(array[1], []) if array[2] else []
+                self.shell.arrays[array[1]] = before + self._array()
             else:
-                for word in self._words(ends=")" if self.subshells else ""):
+                for word in source.words(ends=")" if self.subshells else "", may_assign=self._may_assign()):
                     self._add(word)
         self._end_command()
-        for name in sorted(self.assigned - self.found.expanded - self.exported.keys()):
-            self._remark(f"{name} is set and not exported, so the commands do not get it")
-        return self.found
+        for name in sorted(self.shell.assigned - self.shell.found.expanded - self.shell.exported.keys()):
+            self.shell.found.remark(f"{name} is set and not exported, so the commands do not get it")
+        return self.shell.found
 
-    def _skip(self) -> bool:
-        """Go past what stands between words, and return whether something does: a blank, the end of a line that goes
-        on, a comment."""
-        character = self.text[self.at]
-        if self.text.startswith("\\\n", self.at):
-            self.at += 2
-        elif continued := _CONTINUED.match(self.text, self.at):
-            what = "a comment" if continued[1] else "a blank"
-            self._remark(f"{what} behind the \\ at the end of a line, which would end the command there")
-            self.at = continued.end()
-        elif character in BLANKS + UNSEEN:
-            self._remark(f"{described(character)} is {'left out' if character in UNSEEN else 'read as a blank'}")
-            self.at += 1
-        elif character in " \t":
-            self.at += 1
-        elif character == "#":
-            end = self.text.find("\n", self.at)
-            self.at = len(self.text) if end < 0 else end
-        elif comment := re.compile(r"`#[^`]*`").match(self.text, self.at):  # inside of a command: it is nothing
-            self.at = comment.end()
+    def _control(self) -> bool:
+        """Go past what opens or parts a condition, where it is decided; return whether something does."""
+        source, inner = self.source, self.around[-1] if self.around else None
+        if inner is not None and inner.waits and (pattern := PATTERN.match(source.text, source.at)):
+            inner.waits, source.at = False, pattern.end()
+            self._enter(inner, matches(inner.tested, pattern[1]))
+        elif case := CASE.match(source.text, source.at):
+            tested = (source.tokens(case[1]) or ["$"])[0]
+            self.around.append(Branches(f"case {case[1]}", tested=None if "$" in tested else tested, waits=True))
+            source.at = case.end()
+        elif inner is not None and ELSE.match(source.text, source.at):
+            self._leave(inner)
+            self._enter(inner, True if inner.decides else None)
+            source.at += len("else")
+        elif (test := IF.match(source.text, source.at)) and (test[1] == "if" or inner is not None):
+            holds = truth(source.tokens(test[2]))
+            if test[1] == "if" or inner is None:
+                inner = Branches("")
+                self.around.append(inner)
+            self._leave(inner)
+            inner.shown = f"{test[1]} {' '.join(test[2].split())}"
+            self._enter(inner, holds)
+            # Of a condition that is not decided the commands are read, too.
+            source.at = test.start(2) if holds is None and inner.before is None else test.end()
         else:
             return False
+        self.listed_from = source.at
         return True
 
-    def _remark(self, remark: str) -> None:
-        if remark not in self.found.remarks:
-            self.found.remarks.append(remark)
+    def _enter(self, branches: Branches, holds: bool | None) -> None:
+        if branches.enter(holds):
+            branches.before = deepcopy(self.shell)
+
+    def _leave(self, branches: Branches) -> None:
+        """End a branch; of one that is left out all is as it was before."""
+        if branches.before is None:
+            return
+        is_as_before = branches.before.is_as(self.shell)
+        self.source.shell, branches.before = branches.before, None
+        if not is_as_before:
+            self.shell.found.remark(f"what stands under `{branches.shown}` is left out: the script sets what is tested")
+
+    def _operator(self) -> None:
+        """End the command before `;`, a line's end, `&&` or `||`, and decide whether the one behind it is read."""
+        source, start = self.source, self.source.at
+        operator = source.text[start : start + 2]
+        joins = operator in ("&&", "||")
+        source.at += 2 if joins or operator == ";;" else 1
+        self._end_command()
+        if self.one is not None:
+            self._leave(self.one)
+            self.one = None
+        listed = source.text[self.listed_from : start].strip()
+        if joins and TEST.match(listed):
+            holds = truth(source.tokens(listed))
+            self.one = Branches(f"{' '.join(listed.split())} {operator}")
+            self._enter(self.one, holds if holds is None or operator == "&&" else not holds)
+        elif not joins:
+            self.listed_from = source.at
+        if operator == ";;" and self.around and self.around[-1].shown.startswith("case "):
+            self._leave(self.around[-1])
+            self.around[-1].waits = True
+
+    def _leave_out_lines(self, at: int, end: str) -> None:
+        """Leave out the lines that a command is given, up to the word `end`."""
+        source = self.source
+        source.at, line = at, source.text.find("\n", at)
+        close = re.compile(rf"^[ \t]*{end}[ \t]*$", re.MULTILINE).search(source.text, max(line, at))
+        if line >= 0 and close is not None:
+            source.text = source.text[: line + 1] + source.text[close.end() + 1 :]
 
     def _add(self, word: str) -> None:
         if not self.words and word in _BETWEEN:
             return
         appended = _APPENDED.fullmatch(word)
         if appended and not self.words:
-            word = f"{appended[1]}={self.known.get(appended[1], '')}{appended[2]}"
-        assigned = _ASSIGNMENT.fullmatch(word)
+            word = f"{appended[1]}={self.shell.known.get(appended[1], '')}{appended[2]}"
+        assigned = ASSIGNMENT.fullmatch(word)
         if assigned and self._may_assign():
             self._assigns(assigned[1])
-            self.known[assigned[1]] = assigned[2]
+            self.shell.known[assigned[1]] = assigned[2]
         self.words.append(word)
 
     def _assigns(self, name: str) -> None:
-        if self.depth:
-            self._remark(f"{name} is set in a condition or a loop, which is not decided here: what stands last counts")
+        if self.is_undecided:
+            self.shell.found.remark(
+                f"{name} is set in a condition or a loop, which is not decided here: what stands last counts"
+            )
 
     def _may_assign(self) -> bool:
-        return self.words[:1] == ["export"] or all(_ASSIGNMENT.fullmatch(earlier) for earlier in self.words)
+        return self.words[:1] == ["export"] or all(ASSIGNMENT.fullmatch(earlier) for earlier in self.words)
 
     def _array(self) -> list[str]:
         """Read the items of `NAME=(…)`, behind its parenthesis."""
-        found: list[str] = []
-        while self.at < len(self.text) and self.text[self.at] != ")":
-            if self._skip():
+        found, source = list[str](), self.source
+        while source.at < len(source.text) and source.text[source.at] != ")":
+            if source.skip():
                 continue
-            if self.text[self.at] in _ENDS_COMMAND:  # a new line; an array has no operators
-                self.at += 1
+            if source.text[source.at] in ENDS_COMMAND:  # a new line; an array has no operators
+                source.at += 1
             else:
-                found += self._words(ends=")")
-        self.at += 1
+                found += source.words(ends=")")
+        source.at += 1
         return found
 
     def _end_command(self) -> None:
@@ -183,137 +222,45 @@ class _Reader:
         if not words:
             return
         if words[0] in _CLOSES:
-            self.depth = max(0, self.depth - 1)
+            if self.around:
+                self._leave(self.around.pop())
             return
         if words[0] in _OPENS:
-            self.depth += 1
+            self.around.append(Branches(words[0], decides=False))
         if words[0] == "shift":
             self._shift(words[1:])
             return
-        command = command_of(words)
+        shell, command = self.shell, command_of(words)
         if words[0] == "export":
-            self.exported |= {
-                name: self.known[name] for name in (w.partition("=")[0] for w in words[1:]) if name in self.known
-            }
-        elif command.words and command.words[0].startswith("--") and self.found.commands:
-            self._remark(f"{command.words[0]} stands behind a line without \\, and is read as part of the command")
-            self.found.commands[-1].words.extend(command.words)
+            names = [word.partition("=")[0] for word in words[1:]]
+            shell.exported |= {name: shell.known[name] for name in names if name in shell.known}
+        elif command.words and command.words[0].startswith("--") and shell.found.commands:
+            shell.found.remark(
+                f"{command.words[0]} stands behind a line without \\, and is read as part of the command"
+            )
+            shell.found.commands[-1].words.extend(command.words)
         elif (inner := _script_in(command.words)) is not None:
-            self._read_inner(inner, self.exported | command.variables)
+            self._read_inner(inner, shell.exported | command.variables)
         elif command.words:
-            self.found.commands.append(Command(self.exported | command.variables, command.words))
+            shell.found.commands.append(Command(shell.exported | command.variables, command.words))
         else:
-            self.assigned |= command.variables.keys()
+            shell.assigned |= command.variables.keys()
 
     def _shift(self, words: Sequence[str]) -> None:
-        if self.depth:
-            self._remark("shift stands in a condition or a loop, which is not followed: write values in place of $1")
+        shell = self.shell
+        if self.is_undecided:
+            shell.found.remark(
+                "shift stands in a condition or a loop, which is not followed: write values in place of $1"
+            )
             return
-        self.arguments = self.arguments[int(words[0]) if words and words[0].isdecimal() else 1 :]
-        named = {name: value for name, value in self.known.items() if not name.isdecimal()}
-        self.known = named | _positions(self.arguments)
+        shell.arguments = shell.arguments[int(words[0]) if words and words[0].isdecimal() else 1 :]
+        named = {name: value for name, value in shell.known.items() if name == "0" or not name.isdecimal()}
+        shell.known = named | _positions(shell.arguments)
 
     def _read_inner(self, text: str, variables: dict[str, str]) -> None:
         """Read the script that a shell is given by `-c`, which sees `variables`."""
-        reader = _Reader(text)
-        reader.known, reader.exported = dict(variables), dict(variables)
-        inner = reader.script()
-        self.found.commands += inner.commands
-        self.found.expanded |= inner.expanded
+        inner = _Reader(text, Shell(known=dict(variables), exported=dict(variables))).script()
+        self.shell.found.commands += inner.commands
+        self.shell.found.expanded |= inner.expanded
         for remark in inner.remarks:
-            self._remark(remark)
-
-    def _words(self, *, ends: str = "") -> list[str]:
-        """Read the words that stand here: several for a variable with blanks or an array, none for an empty one."""
-        if items := _ITEMS.match(self.text, self.at):
-            self.at = items.end()
-            if items[2] not in self.arrays:
-                self._remark(f"${items[2]} is not set in what is imported: write its values in its place")
-            found = self.arrays.get(items[2], [])
-            return list(found) if items[1] or items[3] else [word for item in found for word in item.split()]
-        if every := _ARGUMENTS.match(self.text, self.at):
-            self.at = every.end()
-            return list(self.arguments[max(int(every[2] or 1), 1) - 1 :])
-        words, written = [""], False
-        while self.at < len(self.text):
-            character, rest = self.text[self.at], self.text[self.at :]
-            if character in " \t" + BLANKS + _ENDS_COMMAND + ends or _CONTINUED.match(rest):
-                break
-            if character in "$`":
-                text = self._substitution()
-                value = self._expanded(text)
-                keeps = text.startswith(("$(", "`")) or (self._may_assign() and _ASSIGNMENT.match(words[0]))
-                first, *others = [value] if keeps else re.split(r"\s+", value)
-                words[-1] += first
-                words += others
-            elif rest.startswith("\\\n"):
-                self.at += 2
-            else:
-                words[-1] += self._literal(at_start=words[-1] == "" or words[-1].endswith("="))
-                written = True
-        return [word for word in words if word or (written and len(words) == 1)]
-
-    def _literal(self, *, at_start: bool) -> str:
-        """Read what stands here, quoted or not. `at_start` of a word or a value, curly quotation marks quote, too."""
-        character, rest = self.text[self.at], self.text[self.at :]
-        if character in "'\"":
-            inside = self._quoted(character)
-            if character == "'":
-                return inside
-            return self._expanded(re.sub(r'\\([\\"$`\n])', lambda m: m[1].strip("\n"), inside))
-        if at_start and (curly := _CURLY.match(rest)):
-            self._remark(f"{curly[0][0]} and {curly[0][-1]} are read as quotation marks")
-            self.at += curly.end()
-            return curly[0][1:-1]
-        if character == "\\" and len(rest) > 1:
-            self.at += 2
-            return rest[1]
-        self.at += 1
-        if character in UNSEEN:
-            self._remark(f"{described(character)} is left out")
-            return ""
-        return character
-
-    def _quoted(self, mark: str) -> str:
-        # Within double quotes `${NAME:-"…"}` has quotes of its own.
-        inner = r'"((?:\$\{(?:[^{}]|\{[^{}]*\})*\}|[^"\\]|\\.)*)"'
-        pattern = re.compile(r"'([^']*)'" if mark == "'" else inner, re.DOTALL)
-        inside = pattern.match(self.text, self.at)
-        if inside is None:
-            self._remark(f"a {mark} without its end")
-            start, self.at = self.at + 1, len(self.text)
-            return self.text[start:]
-        self.at = inside.end()
-        return inside[1]
-
-    def _substitution(self) -> str:
-        """The text of `$NAME`, `${…}`, `$(…)` or a pair of backticks."""
-        pattern = re.compile(r"\$\w+|\$\{(?:[^{}]|\{[^{}]*\})*\}|\$\([^)]*\)|`[^`]*`|[$`]")
-        found = pattern.match(self.text, self.at)
-        text = self.text[self.at] if found is None else found[0]
-        self.at += len(text)
-        return text
-
-    def _expanded(self, text: str) -> str:
-        for written in _BRACED.findall(text):
-            if not _VARIABLE.fullmatch(written):
-                self._remark(f"no shell is run: {written} stays as it is written")
-                self.found.expanded.update(re.findall(r"\w+", written)[:1])
-        if "$(" in text or "`" in text:
-            self._remark(f"no shell is run: {text} stays as it is written")
-        return _VARIABLE.sub(self._value, text)
-
-    def _value(self, match: re.Match[str]) -> str:
-        name = match[1] or match[2]
-        if name in self.known:
-            self.found.expanded.add(name)
-            return self.known[name]
-        if match[3] is not None:
-            return _VARIABLE.sub(self._value, _QUOTED.sub(lambda quoted: quoted[1] or quoted[2] or "", match[3]))
-        what = (
-            "give the arguments of the script behind its file"
-            if name.isdecimal() and name != "0"
-            else "write its value in its place"
-        )
-        self._remark(f"${name} is not set in what is imported: {what}")
-        return match[0]
+            self.shell.found.remark(remark)
