@@ -157,7 +157,7 @@ def test_a_script_without_options_is_started_by_accelerate(folder: Path, capsys:
         ),
         ("GRPOTrainer(model='m', reward_funcs=make())\n", "reward make() is no function that a file has by a name"),
         (
-            "funcs = [f]\nfuncs.append(g)\nGRPOTrainer('m', funcs, train_dataset=y)\n",
+            "funcs = [f]\nfuncs.insert(0, g)\nGRPOTrainer('m', funcs, train_dataset=y)\n",
             "reward_funcs is funcs, which the script makes in several places",
         ),
     ],
@@ -338,4 +338,4 @@ def test_a_flag_has_the_value_that_its_parser_gives_it(
     )
     text, said = imported(capsys, "train.py", "--num_processes", 1, *words)
     assert yaml.safe_load(text)["algorithm"].get("beta") == found
-    assert ("the script computes it" in said) == (found is None)
+    assert ("write its value into the run file" in said) == (found is None)

@@ -15,7 +15,7 @@ batch.py        the arithmetic of batch sizes
 launcher.py     processes and machines; servers.py: GPUs, and the lines that start the servers; vllm_flags.py;
                 quantized.py: QLoRA; first_adapter.py: an adapter to start from
 rewards.py, rows.py     rewards and datasets, by the names that they have elsewhere
-values.py       values that are written otherwise here
+values.py       values that are written otherwise here; older_versions.py: defaults that were others
 run_file.py     the run file: settings with comments, and what is not in it
 
 What each option becomes is data: `config/trl_options.py` and `config/swift_options.py`.

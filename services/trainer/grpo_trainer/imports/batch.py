@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 from ..errors import UsageError
 
+REFUSED_THERE = "; TRL and ms-swift refuse that, too"
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -77,8 +79,7 @@ def generation_batch(
         )
     if size % num_generations:
         raise UsageError(
-            f"{formula} completions are no whole groups of num_generations {num_generations}; TRL and ms-swift refuse "
-            "that, too",
+            f"{formula} completions are no whole groups of num_generations {num_generations}{REFUSED_THERE}",
             hint="take a num_generations that divides it, or another per_device_train_batch_size",
         )
     return Batch(size, updates, formula, f"{name} {steps} / gradient_accumulation_steps {accumulation}", remark)

@@ -165,20 +165,29 @@ def _chosen(script: Script, program: str, verb: str, servers: tuple[str, ...]) -
         elif _trains(command, program, verb, verbs):
             found.append(command)
         else:
-            # Two words alone: a third one may be a key.
-            script.remarks.append(f"left out of the script: {' '.join(words[:2])}{' …' if len(words) > 2 else ''}")
+            script.remarks.append(_left_out(command))
         if other := next((one for one in verbs if one in _OTHER_VERBS), None):
             raise UsageError(f"{program} {other} is no GRPO: only {program} {verb} is imported")
     if not found:
         raise UsageError(
             f"there is no command {program} {verb} in it", hint="the options of one can be given as they are"
         )
-    if len(found) > 1:
-        raise UsageError(
-            f"there are {len(found)} commands {program} {verb} in it, and a run file is one run",
-            hint="put each into a file of its own",
-        )
+    if len(found) > 1:  # what prepares rows, serves or evaluates is started by python, too
+        training = [command for command in found if any(calls_grpo_trainer(Path(word)) for word in command.words)]
+        if len(training) != 1:
+            raise UsageError(
+                f"there are {len(found)} commands {program} {verb} in it, and a run file is one run",
+                hint="put each into a file of its own",
+            )
+        script.remarks += [_left_out(command) for command in found if command is not training[0]]
+        found = training
     return found[0], server
+
+
+def _left_out(command: Command) -> str:
+    """Name a command by two words alone: a third one may be a key."""
+    words = command.words
+    return f"left out of the script: {' '.join(words[:2])}{' …' if len(words) > 2 else ''}"
 
 
 def _unwrapped(command: Command) -> Command:

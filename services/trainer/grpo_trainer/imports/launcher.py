@@ -67,7 +67,13 @@ CONFIGS_OF_TRL: dict[str, tuple[int, str | None]] = {
     "fsdp2": (8, "fsdp"),
 }
 """The files that TRL brings for `--accelerate_config` → processes, and what shards."""
+OF_IMAGES = ("MAX_PIXELS", "MIN_PIXELS", "IMAGE_MAX_TOKEN_NUM", "VIDEO_MAX_TOKEN_NUM", "VIDEO_MAX_PIXELS",
+             "FPS_MAX_FRAMES", "ENABLE_AUDIO_OUTPUT")  # fmt: skip
+"""Variables that ms-swift reads for a model of pictures, films or sounds."""
 RANKS_FIND_EACH_OTHER = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE")
+_OFF = (["false"], ["none"], ["0"], ["no"], ["main"])
+_ADAMW = (["adamw_torch"], ["adamw_torch_fused"], ["adamw_hf"])
+"""Names of transformers for the optimizer that is here, too."""
 
 
 @dataclass
@@ -184,7 +190,9 @@ def report_variables(run: RunFile, variables: Mapping[str, str], read: set[str])
     for name, value in variables.items():
         if name in read:
             continue
-        if name in RANKS_FIND_EACH_OTHER:
+        if name in OF_IMAGES:
+            run.differs.append(f"{name}={value}: policies are language models without images")
+        elif name in RANKS_FIND_EACH_OTHER:
             run.not_needed.append(f"{name}={value}: {WHERE_RANKS_MEET}")
         else:
             shown = "…" if is_secret(name) else value
@@ -203,8 +211,10 @@ def report_rest(run: RunFile, options: Options, *, of: str = "") -> None:
         values = [value.lower() for value in options.given[name]]
         if name in peer.not_needed:
             run.not_needed.append(f"{shown}: {peer.not_needed[name]}")
-        elif name in peer.not_here and values in (["false"], ["none"], ["0"], ["no"], ["main"]):
+        elif name in peer.not_here and values in _OFF:
             run.not_needed.append(f"{shown}: off, as here")
+        elif name == "optim" and values in _ADAMW:
+            run.not_needed.append(f"{shown}: as here")
         elif name in peer.not_here:
             run.differs.append(f"{shown}: {peer.not_here[name]}")
         elif of and name in peer.known:

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,23 +80,68 @@ class PythonSource:
         """Functions of the module, which another file can import."""
         self.classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
         """Classes of the module, likewise."""
-        self.conditional = {
-            id(node.value)
-            for choice in nodes
-            if isinstance(choice, ast.If) and "__name__" not in ast.unparse(choice.test)
-            for part in (*choice.body, *choice.orelse)
-            for node in ast.walk(part)
-            if isinstance(node, ast.Assign)
-        }
-        """Values that a name gets under a condition."""
+        self.decide: Callable[[ast.expr], bool | None] = lambda test: None
+        """Returns whether a condition holds; None: only running the script would tell."""
+        self._tests: dict[int, list[tuple[ast.expr, bool]]] = {}
+        """Value that a name gets → the conditions above it, and which way they have to go."""
+        self._find_tests(tree, [])
 
     def bound(self, name: str) -> list[ast.expr | None]:
         """Return what a name, or `name.attribute`, is bound to, in the order of the text; None for what is not known.
 
         Where something stands before `ends_at`, it is that alone.
         """
-        found = self._bound.get(name, [])
+        found = [
+            (line, node) for line, node in self._bound.get(name, []) if node is None or self._is_made(node) is not False
+        ]
         return [node for line, node in found if line < self.ends_at] or [node for _, node in found]
+
+    def is_conditional(self, node: ast.expr) -> bool:
+        """Return whether a name gets this value under a condition that is not known."""
+        return self._is_made(node) is None
+
+    def _is_made(self, node: ast.expr) -> bool | None:
+        known = [(self.decide(test), way) for test, way in self._tests.get(id(node), ())]
+        if any(holds is not None and holds != way for holds, way in known):
+            return False
+        return None if any(holds is None for holds, _ in known) else True
+
+    def _find_tests(self, node: ast.AST, above: list[tuple[ast.expr, bool]]) -> None:
+        for child in ast.iter_child_nodes(node):
+            here = above
+            if isinstance(node, ast.If) and "__name__" not in ast.unparse(node.test) and child is not node.test:
+                here = [*above, (node.test, child in node.body)]
+            if (
+                here
+                and isinstance(child, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Expr)
+                and child.value is not None
+            ):
+                self._tests[id(child.value)] = here
+            self._find_tests(child, here)
+
+    def list_of(self, name: str) -> tuple[list[ast.expr], list[ast.expr]] | None:
+        """Return the elements of a list that is made at one place, and what `append`, `extend` and `+=` put into it.
+
+        None: it is changed in other ways, or in a loop, or made in several places.
+        """
+        bound = self.bound(name)
+        made = [one for one in bound if one is not None]
+        if len(made) != 1 or not isinstance(made[0], ast.List):
+            return None
+        found, changes = list[ast.expr](), 0
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.For | ast.While) and name in {ast.unparse(part) for part in ast.walk(node)}:
+                return None
+            if isinstance(node, ast.AugAssign) and ast.unparse(node.target) == name:
+                changes, value, more = changes + 1, node.value, node.value
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) in (f"{name}.append", f"{name}.extend"):
+                changes, value = changes + 1, node
+                more = ast.List(node.args) if called(node) == "append" else node.args[0]
+            else:
+                continue
+            if self._is_made(value) is not False:
+                found += more.elts if isinstance(more, ast.List) else [ast.Starred(more)]
+        return (made[0].elts, found) if changes == len(bound) - 1 else None
 
     def is_one_thing(self, name: str) -> bool:
         """Return whether a function, a class or what is imported has a name that nothing else has."""
@@ -105,7 +150,7 @@ class PythonSource:
 
     def attributes_of(self, name: str) -> dict[str, ast.expr | None]:
         """Return what the attributes of a name are set to last; of any name for an empty one."""
-        owned = {stored: stored.rpartition(".") for stored in self._bound if "." in stored}
+        owned = {stored: stored.rpartition(".") for stored in self._bound if "." in stored and self.bound(stored)}
         return {attribute: self.bound(stored)[-1] for stored, (owner, _, attribute) in owned.items()
                 if owner == name or not name}  # fmt: skip
 
@@ -203,7 +248,8 @@ class PythonSource:
     def _bind(self, target: ast.expr, value: ast.expr | None) -> None:
         if isinstance(target, ast.Name) or (isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name)):
             self._bound[ast.unparse(target)].append((target.lineno, value))
-            if isinstance(value, ast.Call) and called(value).startswith("parse_"):
+            made = value.value if isinstance(value, ast.Subscript) else value  # parser.parse_…()[0]
+            if isinstance(made, ast.Call) and called(made).startswith("parse_"):
                 self.parsed.add(ast.unparse(target))
         elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
             self._bound[target.value.id].append((target.lineno, None))  # settings["beta"] = …

@@ -6,11 +6,14 @@ A value is known where every place that could change it is; whoever reads a scri
 import ast
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from .python_source import PythonSource, called, keywords
+from .python_settings import fields_of, file_of_module, place_of_settings, read_settings, types_of
+from .python_source import PythonSource, called, keywords, python_source
 
 MAX_CHARACTERS = 2**16
 """Longest text that is made of others."""
@@ -23,7 +26,12 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
 }
 _OF_TEXTS = ("split", "rsplit", "replace", "strip", "lower", "upper")
-_TYPES: dict[str, Callable[[Any], Any]] = {"int": int, "float": float, "str": str}
+_ORDER: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Lt: operator.lt, ast.LtE: operator.le,
+}  # fmt: skip
+_TYPES: dict[str, Callable[[Any], Any]] = {
+    "int": int, "float": float, "str": str, "Path": str, "bool": lambda value: str(value).lower() in ("true", "1", ""),
+}  # fmt: skip
 _ENVIRONMENT = ("os.environ", "environ")
 _SWITCHES = {"store_true": True, "store_false": False}
 
@@ -41,7 +49,8 @@ class Flag:
     type: str | None
     """Name of what makes its value of a text; None: it is the text."""
     is_plain: bool
-    """Whether it is optional, and takes one value."""
+    """Whether it takes one value."""
+    is_required: bool = False
 
 
 class Values:
@@ -49,14 +58,49 @@ class Values:
     variables that are known. The script's defaults stand for all others.
     """
 
-    def __init__(self, source: PythonSource, words: Mapping[str, str], variables: Mapping[str, str]):
-        self.source, self.words, self.variables = source, words, variables
-        self.flags = dict(filter(None, map(_flag, source.calls("add_argument"))))
+    def __init__(self, source: PythonSource, folder: Path, words: Mapping[str, str], variables: Mapping[str, str]):
+        self.source, self.folder, self.words, self.variables = source, folder, words, variables
+        of_fields = dict(self._of_fields())
+        self.flags = dict(filter(None, map(_flag, source.calls("add_argument")))) | of_fields
+        self.configured = self._of_config() if of_fields else {}
+        """Settings of the file behind `--config`, where TRL's parser reads it for classes of the script."""
         self.variables_read: set[str] = set()
+        self.files_read: set[str] = set()
+        """Files of settings, and modules beside the script."""
+        self._modules: dict[str, Values | None] = {}
+        self._decided: dict[int, bool | None] = {}
+        source.decide = self._decide
         self._known: dict[str, Any] = {}
         self._on_the_way: list[str] = []
         """The names on the way to a value, of which none is its own."""
-        self._stored = set(_variables_stored(source.tree))
+        self.stored = dict(_variables_stored(source.tree))
+        """Environment variables that the script sets itself."""
+
+    def _of_fields(self) -> Iterator[tuple[str, Flag]]:
+        """Yield the flags that a parser makes of the script's dataclasses, where it reads none of TRL's."""
+        for parser in [*self.source.calls("HfArgumentParser"), *self.source.calls("TrlParser")]:
+            names = {part.id for part in ast.walk(parser) if isinstance(part, ast.Name)}
+            if any(name.endswith("Config") and name not in self.source.classes for name in names):
+                return
+            for made in (self.source.classes[name] for name in names & self.source.classes.keys()):
+                types = types_of(made)
+                for name, default in fields_of(made).items():
+                    yield name, Flag(default, None, types.get(name), is_plain=True, is_required=default is None)
+
+    def _of_config(self) -> dict[str, Any]:
+        if "config" not in self.words or "config" in self.flags or not self.source.calls("TrlParser"):
+            return {}
+        try:
+            return read_settings(self.words["config"])
+        except ValueError:
+            return {}
+
+    def _decide(self, test: ast.expr) -> bool | None:
+        if id(test) not in self._decided:
+            self._decided[id(test)] = None  # as long as it is being decided: it may ask for itself
+            with suppress(UnknownValueError, ArithmeticError, TypeError, ValueError, LookupError, RecursionError):
+                self._decided[id(test)] = self._is_true(test)
+        return self._decided[id(test)]
 
     def of(self, node: ast.expr | None) -> Any:
         """Return the value of an expression. Raises UnknownValueError."""
@@ -88,6 +132,10 @@ class Values:
                 return next((value for value in found if value), found[-1])
             case ast.IfExp():
                 return self.of(node.body if self._is_true(node.test) else node.orelse)
+            case ast.Call() if (place := place_of_settings(self.source, node)) is not None:
+                file = str(self.of(place))
+                self.files_read.add(file)
+                return read_settings(file)
             case ast.Call(keywords=[]):
                 return self._returned(node)
             case ast.Subscript():
@@ -96,6 +144,8 @@ class Values:
                 return node.attr
             case ast.Attribute(value=ast.Name(id=name)) if name in self.source.parsed and node.attr in self.flags:
                 return self._of_flag(node.attr)
+            case ast.Attribute(value=ast.Name(id=name)) if not self.source.bound(ast.unparse(node)):
+                return self._of_field(name, node.attr)
             case ast.Name() | ast.Attribute():
                 return self._of_name(ast.unparse(node))
         raise UnknownValueError
@@ -112,6 +162,9 @@ class Values:
     def _of_name(self, name: str) -> Any:
         if name not in self._known:
             bound = self.source.bound(name)
+            module, _, attribute = self.source.imported.get(name, "").rpartition(".")
+            if not bound and (other := self._module(module)) is not None:
+                return other.of(ast.Name(attribute))
             if not bound or None in bound or name in self._on_the_way:
                 raise UnknownValueError
             self._on_the_way.append(name)
@@ -123,6 +176,40 @@ class Values:
                 raise UnknownValueError
             self._known[name] = first
         return self._known[name]
+
+    def _of_field(self, name: str, field: str) -> Any:
+        """Return `Config.field`, `config.field` of `config = Config(…)`, or what a module of the script's own has."""
+        bound = self.source.bound(name)
+        call = bound[0] if len(bound) == 1 and isinstance(bound[0], ast.Call) else None
+        if call is None and bound:
+            raise UnknownValueError
+        if not bound and (other := self._module(self.source.imported.get(name, ""))) is not None:
+            return other.of(ast.Name(field))
+        holder, made = self._class(called(call) if call is not None else name)
+        fields = fields_of(made)
+        if call is not None and (given := keywords(call, *fields)).keys() & {field}:
+            return self.of(given[field])
+        if holder.source.bound(f"self.{field}") or (call is not None and any(one.arg is None for one in call.keywords)):
+            raise UnknownValueError
+        return holder.of(fields.get(field))
+
+    def _class(self, name: str) -> "tuple[Values, ast.ClassDef]":
+        if name in self.source.classes:
+            return self, self.source.classes[name]
+        module, _, named = self.source.imported.get(name, "").rpartition(".")
+        if (other := self._module(module)) is None:
+            raise UnknownValueError
+        return other._class(named)
+
+    def _module(self, module: str) -> "Values | None":
+        """Return the values of another module of the script's own, which is read as it is."""
+        if module not in self._modules:
+            file = file_of_module(module, self.folder) if module else None
+            self._modules[module] = None
+            if file is not None:
+                self._modules[module] = Values(python_source(file), file.parent, {}, self.variables)
+                self.files_read.add(str(file))
+        return self._modules[module]
 
     def _of_flag(self, name: str) -> Any:
         """Return an argument as ArgumentParser does: the word that is given, or the default, in the argument's type."""
@@ -136,6 +223,10 @@ class Values:
             if word is not None or flag.default is None:
                 raise UnknownValueError
             return self.of(flag.default)
+        if word is None and name in self.configured:
+            return self.configured[name]
+        if word is None and flag.is_required:
+            raise UnknownValueError
         value = word if word is not None else self.of(flag.default) if flag.default is not None else None
         if not isinstance(value, str) or flag.type in (None, "str"):
             return value
@@ -163,8 +254,14 @@ class Values:
                 return bool(self.of(test.left) == self.of(other))
             case ast.Compare(ops=[ast.NotEq() | ast.IsNot()], comparators=[other]):
                 return bool(self.of(test.left) != self.of(other))
+            case ast.Compare(ops=[ast.In()], comparators=[other]):
+                return bool(self.of(test.left) in self.of(other))
+            case ast.Compare(ops=[ast.Gt() | ast.GtE() | ast.Lt() | ast.LtE() as order], comparators=[other]):
+                return bool(_ORDER[type(order)](self._number(test.left), self._number(other)))
             case ast.UnaryOp(op=ast.Not()):
                 return not self._is_true(test.operand)
+            case ast.BoolOp(op=ast.And()):
+                return all(map(self._is_true, test.values))
         return bool(self.of(test))
 
     def _returned(self, call: ast.Call) -> Any:
@@ -172,10 +269,14 @@ class Values:
         word = ast.unparse(call.func)
         if word in ("os.getenv", "getenv", *(f"{place}.get" for place in _ENVIRONMENT)):
             name, default = map(self.of, call.args)
-            if name in self._stored:
+            if name in self.stored:
                 raise UnknownValueError
             self.variables_read.add(str(name))
             return self.variables.get(str(name), default)
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "get" and 0 < len(call.args) < 3:
+            held = self.of(call.func.value)
+            if isinstance(held, dict):
+                return held.get(*map(self.of, call.args))
         if word in _TYPES and len(call.args) == 1:
             return _TYPES[word](self.of(call.args[0]))
         if isinstance(call.func, ast.Attribute) and call.func.attr in _OF_TEXTS:
@@ -193,28 +294,26 @@ def _flag(call: ast.Call) -> tuple[str, Flag] | None:
         name = str(dest.value)
     required = given.get("required")
     is_required = required is not None and getattr(required, "value", None) is not False
-    is_optional = any(one.startswith("-") for one in names) and not is_required
+    is_optional = any(one.startswith("-") for one in names)
     action, kind = given.get("action"), given.get("type")
     flag = Flag(
         given.get("default"),
         None if action is None else str(action.value) if isinstance(action, ast.Constant) else "unknown",
         None if kind is None else ast.unparse(kind),
         is_optional and "nargs" not in given,
+        is_required,
     )
     found = name.lstrip("-").replace("-", "_")
     return (found, flag) if found else None
 
 
-def _variables_stored(tree: ast.Module) -> Iterable[str]:
+def _variables_stored(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
     """Yield the environment variables that a script sets itself: whether before it reads them is not decided."""
     for node in ast.walk(tree):
-        targets = node.targets if isinstance(node, ast.Assign) else ()
-        places = [one.slice for one in targets if isinstance(one, ast.Subscript)
-                  and ast.unparse(one.value) in _ENVIRONMENT]  # fmt: skip
-        if (
-            isinstance(node, ast.Call)
-            and called(node) == "setdefault"
-            and ast.unparse(node.func).startswith(tuple(f"{place}." for place in _ENVIRONMENT))
-        ):
-            places += node.args[:1]
-        yield from (str(place.value) for place in places if isinstance(place, ast.Constant))
+        stored: list[tuple[ast.expr, ast.expr]] = []
+        if isinstance(node, ast.Assign):
+            stored = [(target.slice, node.value) for target in node.targets
+                      if isinstance(target, ast.Subscript) and ast.unparse(target.value) in _ENVIRONMENT]  # fmt: skip
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in [f"{one}.setdefault" for one in _ENVIRONMENT]:
+            stored = [(node.args[0], node.args[1])] if len(node.args) == 2 else []
+        yield from ((str(place.value), value) for place, value in stored if isinstance(place, ast.Constant))

@@ -138,7 +138,19 @@ def _take_more(reader: Reader, more: ast.expr) -> None:
         reader.found.remark(f"{short(more)} is changed before GRPOConfig gets it: line {first.lineno} is read")
 
 
+def _name_choice(reader: Reader, node: ast.expr | None) -> None:
+    """Name a choice between several values that only running the script would make."""
+    made = [one for one in reader.source.bound(ast.unparse(node)) if one is not None] if node is not None else []
+    if len(made) > 1 and any(map(reader.source.is_conditional, made)):
+        reader.found.remark(
+            f"{short(made[-1])} in line {made[-1].lineno} is one of several for {ast.unparse(node or made[-1])}, by "
+            "conditions that are not known: it counts"
+        )
+
+
 def read_model(reader: Reader) -> None:
+    for part in ("model", "peft_config"):
+        _name_choice(reader, reader.given.get(part))
     model, configs = reader.given.get("model"), reader.source.calls("ModelConfig")
     if len(configs) == 1:  # of TRL; what the script gives to it is read here, wherever it goes from there
         for option, value in keywords(configs[0]).items():
@@ -157,12 +169,34 @@ def read_model(reader: Reader) -> None:
         if "Fast" in ast.unparse(loaded.func) and "load_in_4bit" not in named:  # Unsloth's default
             reader.found.options["load_in_4bit"] = True
         _quantized(reader, loaded)
-    elif model is not None and not (configs and "model_name_or_path" in reader.found.options):
+    elif (
+        model is not None
+        and not (configs and "model_name_or_path" in reader.found.options)
+        and (
+            not reader.parses or isinstance(model, ast.Constant)  # else the command line names it
+        )
+    ):
         reader.set("model_name_or_path", model, "the model is")
     if "quantization_config" in reader.given:
         _quantized(reader, reader.given["quantization_config"])
     if (template := reader.source.attributes_of("").get("chat_template")) is not None:
         reader.set("chat_template", template, "the tokenizer's chat_template is")
+
+
+def read_environment(reader: Reader) -> None:
+    """Set what a script gives to wandb, and name the GPUs that it chooses."""
+    for call in reader.source.calls("init")[:1]:
+        for name, option in (("project", "project"), ("name", "run_name")):
+            given = keywords(call) if ast.unparse(call.func) == "wandb.init" else {}
+            if name in given and option not in reader.found.options:
+                reader.set(option, given[name], f"wandb.init({name}=…) is")
+    for name, value in reader.values.stored.items():
+        if name == "WANDB_PROJECT":
+            reader.set("project", value, f"{name} is")
+        elif name == "CUDA_VISIBLE_DEVICES":
+            reader.found.remark(
+                f"the script sets {name} to {short(value)}: set it before grpo-train, and give its servers others"
+            )
 
 
 def _read_first_adapter(reader: Reader, call: ast.Call) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .python_settings import file_of_module
 from .python_source import PythonSource, called, keywords
 from .python_values import UnknownValueError, Values
 
@@ -62,8 +63,10 @@ class Reader:
         """The file that has to be imported: a notebook's code is to be written there."""
         self.given, self.words = keywords(trainer, *TRAINER), words
         source.ends_at = trainer.lineno
-        self.values = Values(source, words, variables)
-        self.found.own_flags = self.values.flags.keys() & words.keys()
+        self.values = Values(source, path.parent, words, variables)
+        self.found.own_flags = self.values.flags.keys() & words.keys() | (
+            {"config"} if self.values.configured else set()
+        )
         parsers = [*source.calls("TrlParser"), *source.calls("HfArgumentParser")]
         self.parses = any("GRPOConfig" in ast.unparse(call) for call in parsers)
         """Whether the script takes TRL's options from its command line."""
@@ -83,13 +86,25 @@ class Reader:
             self.found.options.pop(option, None)
             if option not in self.words and (node is None or not self.is_parsed(node)):
                 what = f" {short(node)}" if node is not None else ""
-                self.found.remark(f"{where}{what}: the script computes it; write its value into the run file")
+                remedy = "the script computes it; write its value into the run file"
+                if node is not None and (flags := self._flags_without_value(node)):
+                    remedy = f"give {' '.join(flags)} behind the file, or write its value into the run file"
+                self.found.remark(f"{where}{what}: {remedy}")
             return
-        if node is not None and id(node) in self.source.conditional:
+        if node is not None and self.source.is_conditional(node):
             self.found.remark(f"{where} {short(node)} under a condition: it counts here")
         if value == [] or value is None:
             return
         self.found.options[option] = value
+
+    def _flags_without_value(self, node: ast.expr) -> list[str]:
+        """Return the script's own options that a value depends on, and that are not given."""
+        parts = [part for part in self.source.behind(node) if isinstance(part, ast.Attribute)]
+        names = [part.attr for part in parts if ast.unparse(part.value) in self.source.parsed]
+        flags, words = self.values.flags, self.words
+        return sorted(
+            {f"--{name} …" for name in names if name in flags and name not in words and flags[name].is_required}
+        )
 
     def is_parsed(self, node: ast.expr) -> bool:
         """Return whether the command line says a value: of a part of what TRL's parser returns."""
@@ -98,9 +113,7 @@ class Reader:
 
     def file_of(self, module: str) -> Path | None:
         """Return the file of a module that lies beside the script, or here."""
-        file = Path(f"{module.lstrip('.').replace('.', '/')}.py")
-        places = [self.path.parent / file] if module.startswith(".") else [self.path.parent / file, file]
-        return next((found for found in places if found.is_file()), None)
+        return file_of_module(module, self.path.parent)
 
     def single(self, node: ast.expr) -> ast.expr:
         """Return what a name is bound to, where that is one thing; else the expression itself."""
@@ -110,7 +123,11 @@ class Reader:
     def elements(self, node: ast.expr, what: str) -> list[ast.expr]:
         """Return the elements of a list, also behind a name and in a `*list`; of one that is made in several places
         none. A `*list` that is not known stays."""
-        if isinstance(node, ast.Name) and self.single(node) is node and self.source.bound(node.id):
+        if isinstance(node, ast.Name) and (parts := self.source.list_of(node.id)) is not None:
+            if parts[1]:
+                self.found.remark(f"{what} is {node.id} with {', '.join(map(short, parts[1]))} put into it: they count")
+            node = ast.List([*parts[0], *parts[1]])
+        elif isinstance(node, ast.Name) and self.single(node) is node and self.source.bound(node.id):
             self.found.remark(f"{what} is {node.id}, which the script makes in several places: name them")
             return []
         node = self.single(node)

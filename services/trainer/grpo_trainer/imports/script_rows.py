@@ -34,11 +34,13 @@ def read_rows(reader: Reader) -> None:
         )
     if train is not None and (loaded is not None or reader.parses):
         for call in reader.source.calls_behind(train, *_MAKES):
-            if called(call) != "map" or not _is_prompt(reader, call):
+            if called(call) != "map" or not (_is_prompt(reader, call) or _is_as_options_say(reader, call)):
                 what = f"{called(call)}({short(call.args[0]) if call.args else ''})"
                 found.remark(f"the script changes its rows, by {what} in line {call.lineno}: {_REMEDY}")
     if held_out is None or is_none(reader.single(held_out)):
         return
+    if reader.parses and isinstance(held_out, ast.IfExp) and "eval_strategy" in ast.unparse(held_out.test):
+        return  # as `trl grpo` does
     other = None if isinstance(held_out, ast.Dict) else _loaded(reader, held_out)
     if other is None:
         found.remark(f"eval_dataset is {short(held_out)}: name held-out rows in data.eval_dataset or eval_datasets")
@@ -118,6 +120,13 @@ def _is_prompt(reader: Reader, call: ast.Call) -> bool:
     for key, value in others.items():
         reader.found.remark(f"the column {key} is {short(value)} of a row: {_REMEDY}")
     return True
+
+
+def _is_as_options_say(reader: Reader, call: ast.Call) -> bool:
+    """Return whether a `map` makes the prompt of the column that an option of the command line names, as open-r1's."""
+    function = reader.source.functions.get(getattr(call.args[0], "id", "")) if call.args else None
+    parts = ast.walk(function) if function is not None and reader.parses else ()
+    return any(isinstance(part, ast.Attribute) and part.attr == "dataset_prompt_column" for part in parts)
 
 
 def _column(node: ast.AST, row: str) -> str | None:

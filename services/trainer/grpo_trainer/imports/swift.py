@@ -9,6 +9,7 @@ from . import training
 from .config_file import SUFFIXES, read_config_file
 from .first_adapter import set_first_adapter
 from .launcher import LAUNCHER, Launch, launch_of, report_rest, report_variables
+from .older_versions import report_older_swift
 from .options import Options, given
 from .quantized import set_quantized
 from .run_file import RunFile, checked
@@ -102,6 +103,7 @@ def import_swift(command: Command, server: Command | None, expanded: set[str]) -
     if teacher is not None:
         set_teacher_server(run, teacher, options.shown("teacher_model"))
     set_reward_server(run, arguments)
+    report_older_swift(options, run)
     for read_options in (options, launcher):
         report_rest(run, read_options)
     report_variables(run, variables, _READ_VARIABLES | expanded)

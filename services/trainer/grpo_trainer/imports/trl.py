@@ -8,10 +8,12 @@ from ..config.open_r1_options import OPEN_R1
 from ..config.trl_options import TRL
 from ..errors import UsageError
 from . import training
+from .batch import REFUSED_THERE
 from .config_file import read_config_file
 from .first_adapter import set_first_adapter
 from .generation import set_generation
 from .launcher import LAUNCHER, Launch, launch_of, report_rest, report_variables
+from .older_versions import report_older_trl
 from .open_r1 import DEFAULT as DEFAULT_OF_OPEN_R1
 from .open_r1 import open_r1_reward, report_parameters
 from .options import Options
@@ -95,7 +97,13 @@ def import_trl(
         options.shown("deepspeed") if asked else launch.deepspeed_shown,
         sharded=launch.sharded or (options.shown("fsdp") if options.has("fsdp") else None),
     )
-    batch = training.set_batch(options, run, launch.processes * launch.machines)
+    try:
+        batch = training.set_batch(options, run, launch.processes * launch.machines)
+    except UsageError as error:
+        if launch.shown:
+            raise
+        said = "the number of processes is not said: give it behind the file, --num_processes 8"
+        raise UsageError(error.message.removesuffix(REFUSED_THERE), hint=said) from error
     evaluates = _set_rows(options, run)
     steps = options.number("logging_steps") if evaluates else None  # theirs, where eval_steps is not given
     if evaluates:
@@ -111,6 +119,7 @@ def import_trl(
     training.settle(run)
     _set_servers(options, run, launch, server)
     set_reward_server(run, arguments)
+    report_older_trl(options, run)
     for read_options in (options, launcher):
         report_rest(run, read_options)
     report_variables(run, variables, {"CUDA_VISIBLE_DEVICES", "WANDB_PROJECT"} | expanded | said.variables)

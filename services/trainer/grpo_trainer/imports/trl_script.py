@@ -6,7 +6,7 @@ from pathlib import Path
 from ..errors import UsageError
 from .python_source import SUFFIXES, python_source
 from .script_episodes import read_episodes
-from .script_model import read_adapter, read_config, read_model
+from .script_model import read_adapter, read_config, read_environment, read_model
 from .script_reader import Reader, TrlScript
 from .script_rewards import read_rewards
 from .script_rows import read_rows
@@ -36,9 +36,13 @@ def read_trl_script(path: Path, words: Mapping[str, str], variables: Mapping[str
             hint="give the script that makes one, or the options of `trl grpo`",
         )
     reader = Reader(source, path, trainers[0], words, variables)
-    for read in (read_config, read_model, read_adapter, read_rows, read_episodes, read_rewards):
+    for read in (read_config, read_model, read_adapter, read_rows, read_episodes, read_rewards, read_environment):
         read(reader)
     reader.found.variables = reader.values.variables_read
     if unset := sorted(reader.found.variables - variables.keys()):
         reader.found.remark(f"the script reads {', '.join(unset)} of the environment: its defaults stand here")
+    if files := sorted(reader.values.files_read):
+        reader.found.remark(
+            f"values are read from {', '.join(files)}, too: what the script changes of them is not known"
+        )
     return reader.found

@@ -1,0 +1,175 @@
+"""Where a Python script has its settings, what its branches make of them, and defaults that were others once."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.trainer.importing import TRL, imported, refused
+
+HEAD = "from trl import GRPOConfig, GRPOTrainer\n\n\ndef f(completions, **kwargs):\n    return [0.0]\n\n\n"
+REST = "GRPOTrainer(model='m', args=args, train_dataset=rows, reward_funcs=f)\n"
+ONE = ("--num_processes", 1)
+SWIFT = ["--rlhf_type", "grpo", "--dataset", "d", "--reward_funcs", "accuracy", "--per_device_train_batch_size", 8]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "settings.py").write_text("BETA = 0.25\nclass Run:\n    beta: float = BETA * 2\n")
+    (tmp_path / "run.yaml").write_text("train: {beta: 0.125, more: {temperature: 0.5}}\nbeta: 0.75\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "beta"),
+    [
+        ("class Run:\n    beta = 0.1\nargs = GRPOConfig(beta=Run.beta)\n", (), 0.1),
+        ("@dataclass\nclass Run:\n    rate: float\n    beta: float = field(default=0.2)\nrun = Run(1.0)\n"
+         "args = GRPOConfig(beta=run.beta)\n", (), 0.2),
+        ("@dataclass\nclass Run:\n    beta: float = 0.2\nrun = Run(beta=0.3)\n"
+         "args = GRPOConfig(beta=run.beta)\n", (), 0.3),
+        ("class Run:\n    beta = 0.1\nrun = Run()\nrun.beta = 0.5\nargs = GRPOConfig(beta=run.beta)\n", (), 0.5),
+        ("@dataclass\nclass Run:\n    beta: float = 0.2\nrun = HfArgumentParser(Run).parse_args_into_dataclasses()[0]\n"
+         "args = GRPOConfig(beta=run.beta)\n", ("--beta", "0.4"), 0.4),
+        ("@dataclass\nclass Run:\n    beta: float\n(run,) = TrlParser([Run]).parse_args_and_config()\n"
+         "args = GRPOConfig(beta=run.beta)\n", ("--config", "run.yaml"), 0.75),
+        ("from settings import BETA\nargs = GRPOConfig(beta=BETA)\n", (), 0.25),
+        ("import settings as s\nargs = GRPOConfig(beta=s.BETA)\n", (), 0.25),
+        ("from settings import Run\nargs = GRPOConfig(beta=Run().beta)\n", (), None),
+        ("from settings import Run\nrun = Run()\nargs = GRPOConfig(beta=run.beta)\n", (), 0.5),
+        ("cfg = yaml.safe_load(open('run.yaml'))\nargs = GRPOConfig(beta=cfg['train']['beta'])\n", (), 0.125),
+        ("with open('run.yaml') as file:\n    cfg = yaml.safe_load(file)\nargs = GRPOConfig(beta=cfg.get('b', 0.3))\n",
+         (), 0.3),
+        ("def load(path):\n    with open(path) as file:\n        return yaml.safe_load(file)\np = ArgumentParser()\n"
+         "p.add_argument('--settings', required=True)\na = p.parse_args()\ncfg = load(a.settings)\n"
+         "args = GRPOConfig(**cfg['train']['more'], beta=cfg['beta'])\n", ("--settings", "run.yaml"), 0.75),
+    ],
+)  # fmt: skip
+def test_a_setting_is_read_where_the_script_has_it(
+    text: str, words: tuple[str, ...], beta: float | None, folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    Path("train.py").write_text(HEAD + text + REST)
+    run, _ = imported(capsys, "train.py", *ONE, *words)
+    assert yaml.safe_load(run)["algorithm"].get("beta") == beta
+
+
+def test_an_option_of_the_scripts_own_that_is_missing_is_named(folder: Path, capsys: pytest.CaptureFixture[str]):
+    flag = "p = ArgumentParser()\np.add_argument('--name', required=True)\na = p.parse_args()\nargs = GRPOConfig()\n"
+    Path("train.py").write_text(HEAD + flag + REST.replace("'m'", "a.name"))
+    assert "the model is a.name: give --name … behind the file" in refused(capsys, "import-trl", "train.py")
+
+
+BRANCHES = """
+p = ArgumentParser()
+p.add_argument("--adapter", default="sft")
+p.add_argument("--rank", type=int, default=0)
+a = p.parse_args()
+base = AutoModelForCausalLM.from_pretrained("m")
+if a.adapter:
+    model = PeftModel.from_pretrained(base, a.adapter, is_trainable=True)
+elif a.rank > 0:
+    model = get_peft_model(base, LoraConfig(r=a.rank))
+else:
+    model = base
+args = GRPOConfig()
+GRPOTrainer(model=model, args=args, train_dataset=rows, reward_funcs=f)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "lora"),
+    [
+        ((), {"r": 16, "dropout": 0.05, "adapter": "sft"}),
+        (("--adapter", ""), None),
+        (("--adapter", "", "--rank", 4), {"r": 4, "alpha": 8, "dropout": 0.0}),
+    ],
+)
+def test_the_branch_that_the_script_takes_is_read(
+    words: tuple[object, ...], lora: dict[str, Any] | None, folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    Path("train.py").write_text(HEAD + BRANCHES)
+    run, _ = imported(capsys, "train.py", *ONE, *words)
+    assert yaml.safe_load(run)["model"].get("lora") == lora
+
+
+def test_a_model_that_an_unknown_condition_chooses_is_named(folder: Path, capsys: pytest.CaptureFixture[str]):
+    Path("train.py").write_text(HEAD + BRANCHES.replace("if a.adapter", "if Path(a.adapter).exists()"))
+    _, said = imported(capsys, "train.py", *ONE)
+    assert "base in line 19 is one of several for model, by conditions that are not known: it counts" in said
+
+
+def test_rewards_that_are_put_into_a_list_count(folder: Path, capsys: pytest.CaptureFixture[str]):
+    lists = (
+        "def g(completions, **kwargs):\n    return [1.0]\n\n\nfuncs = [f]\nfuncs.append(g)\n"
+        "if False:\n    funcs += [h]\n"
+    )
+    Path("train.py").write_text(HEAD + lists + "args = GRPOConfig()\n" + REST.replace("=f", "=funcs"))
+    run, said = imported(capsys, "train.py", *ONE)
+    assert yaml.safe_load(run)["reward"]["reward_funcs"] == ["train.py:f", "train.py:g"]
+    assert "reward_funcs is funcs with g put into it" in said
+
+
+def test_what_wandb_is_given_names_the_project(folder: Path, capsys: pytest.CaptureFixture[str]):
+    Path("train.py").write_text(
+        HEAD + "import wandb\nwandb.init(project='p', name='n')\nargs = GRPOConfig(run_name='r')\n" + REST
+    )
+    run, _ = imported(capsys, "train.py", *ONE)
+    logging = yaml.safe_load(run)["logging"]
+    assert (logging["project"], logging["run_name"]) == ("p", "r")
+
+
+def test_of_several_commands_the_one_that_trains_is_imported(folder: Path, capsys: pytest.CaptureFixture[str]):
+    Path("train.py").write_text(HEAD + "args = GRPOConfig(beta=0.5)\n" + REST)
+    Path("all.sh").write_text("python prepare.py --rows 9\naccelerate launch train.py\npython evaluate.py --model m\n")
+    run, said = imported(capsys, "all.sh")
+    assert yaml.safe_load(run)["algorithm"]["beta"] == 0.5
+    assert "left out of the script: python prepare.py …" in said
+    Path("all.sh").write_text("python train.py\npython train.py --seed 2\n")
+    assert "there are 2 commands trl grpo in it" in refused(capsys, "import-trl", "all.sh")
+
+
+def test_groups_that_do_not_fit_one_process_ask_for_the_number_of_processes(capsys: pytest.CaptureFixture[str]):
+    batch = ["--per_device_train_batch_size", 2, "--num_generations", 6]
+    said = refused(capsys, "import-trl", *TRL, *batch)
+    assert "the number of processes is not said: give it behind the file, --num_processes 8" in said
+    assert "refuse" not in said
+    assert "TRL and ms-swift refuse that, too" in refused(capsys, "import-trl", *TRL, *batch, "--num_processes", 1)
+
+
+def test_a_script_like_open_r1s_takes_model_prompt_and_held_out_rows_from_its_options(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    Path("train.py").write_text(
+        HEAD + "parser = TrlParser((ScriptArguments, GRPOConfig, ModelConfig))\n"
+        "script, args, config = parser.parse_args_and_config()\nmodel = get_model(config)\n"
+        "data = load_dataset(script.dataset_name)\n\n\ndef talk(row, column=script.dataset_prompt_column):\n"
+        "    return {'prompt': made(row[column])}\n\n\ndata = data.map(talk)\n"
+        "GRPOTrainer(model=model, args=args, train_dataset=data['train'], reward_funcs=f,\n"
+        "            eval_dataset=data['test'] if args.eval_strategy != 'no' else None)\n"
+    )
+    _, said = imported(
+        capsys, "train.py", *ONE, "--model_name_or_path", "m", "--dataset_name", "d", "--dataset_prompt_column", "q"
+    )
+    for word in ("the model is", "the script changes its rows", "eval_dataset is"):
+        assert word not in said
+
+
+def test_defaults_of_an_older_version_are_named(capsys: pytest.CaptureFixture[str]):
+    _, said = imported(capsys, *TRL, "--num_processes", 1, "--max_prompt_length", 9, "--temperature", 1)
+    assert "--max_prompt_length is of a TRL before 0.28, whose defaults were others: beta 0.04 before 0.19" in said
+    assert "temperature 0.9" not in said
+    assert "whose defaults were others" not in imported(capsys, *TRL, "--num_processes", 1)[1]
+    for model, is_named in (
+        ("Qwen/Qwen3-4B", True),
+        ("Qwen/Qwen3-4B-Instruct-2507", False),
+        ("Qwen/Qwen2.5-3B", False),
+    ):
+        _, said = imported(capsys, *SWIFT, "--model", model, "--train_type", "full")
+        assert ("ms-swift before 3.12, where a model that may think or not does think" in said) == is_named
+
+
+def test_what_is_for_pictures_is_named_as_otherwise(capsys: pytest.CaptureFixture[str]):
+    _, said = imported(capsys, "MAX_PIXELS=9", "swift", "rlhf", *SWIFT, "--model", "m", "--optim", "adamw_torch")
+    assert "otherwise: MAX_PIXELS=9: policies are language models without images" in said
+    assert "not needed: --optim adamw_torch: as here" in said
