@@ -99,6 +99,11 @@ def test_a_model_that_an_unknown_condition_chooses_is_named(folder: Path, capsys
     assert "base in line 19 is one of several for model, by conditions that are not known: it counts" in said
 
 
+def test_a_configuration_that_a_function_is_given_is_named(folder: Path, capsys: pytest.CaptureFixture[str]):
+    Path("train.py").write_text(HEAD + "def main(args):\n    " + REST)
+    assert "args of GRPOTrainer is args, which is not read" in imported(capsys, "train.py", *ONE)[1]
+
+
 def test_rewards_that_are_put_into_a_list_count(folder: Path, capsys: pytest.CaptureFixture[str]):
     lists = (
         "def g(completions, **kwargs):\n    return [1.0]\n\n\nfuncs = [f]\nfuncs.append(g)\n"
@@ -153,6 +158,30 @@ def test_a_script_like_open_r1s_takes_model_prompt_and_held_out_rows_from_its_op
     )
     for word in ("the model is", "the script changes its rows", "eval_dataset is"):
         assert word not in said
+
+
+def test_a_script_that_makes_rlhf_arguments_is_read_as_its_command(folder: Path, capsys: pytest.CaptureFixture[str]):
+    Path("swift_rlhf.py").write_text(
+        "os.environ['NPROC_PER_NODE'] = '2'\nargs = RLHFArguments(\n    rlhf_type='grpo', model='m', dataset=['d'],\n"
+        "    reward_funcs=['accuracy', 'format'], beta=0.5, log_completions=True, seed=seed(),\n"
+        "    per_device_train_batch_size=4)\nargs.temperature = 0.5\nrlhf_main(args)\n"
+    )
+    run, said = imported(capsys, "swift_rlhf.py", "--beta", "0.25")
+    found = yaml.safe_load(run)
+    assert (found["algorithm"]["beta"], found["rollout"]["temperature"]) == (0.25, 0.5)
+    assert (found["reward"]["reward_funcs"], found["deepspeed"]["nproc_per_node"]) == (["accuracy", "format"], 2)
+    assert "seed is seed(): the script computes it; give --seed … behind the file" in said
+
+
+def test_files_of_an_option_and_of_its_older_name_are_read(folder: Path, capsys: pytest.CaptureFixture[str]):
+    for name in ("rewards.py", "data.py"):
+        Path(name).touch()
+    files = ["--external_plugins", "rewards.py", "--custom_register_path", "data.py"]
+    run, said = imported(capsys, *SWIFT, "--model", "m", *files)
+    assert "#   grpo-reward serve --plugin rewards.py --plugin data.py &" in run
+    assert "is there twice" not in said
+    Path("swift_run.yaml").write_text("rlhf_type: grpo\nmodel: m\ncustom_register_path: [data.py]\n")
+    assert "--plugin rewards.py --plugin data.py" in imported(capsys, "swift_run.yaml", *SWIFT, *files[:2])[0]
 
 
 def test_defaults_of_an_older_version_are_named(capsys: pytest.CaptureFixture[str]):

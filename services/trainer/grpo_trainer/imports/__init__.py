@@ -6,7 +6,8 @@ words.py        a script or an argument list → commands, without a shell; shel
 options.py      options of a command, and which were read; config_file.py: options in a file
 trl_script.py   a script in Python or a notebook that calls GRPOTrainer: script_model.py, script_rows.py,
                 script_episodes.py and script_rewards.py read it by script_reader.py; python_source.py tells what its
-                names stand for, python_values.py the values of expressions
+                names stand for, python_values.py the values of expressions, python_settings.py of classes and files
+swift_script.py     a script that calls ms-swift's RLHFArguments
 swift.py, trl.py    one trainer each: what belongs together of its options; swift_rewards.py, swift_rows.py,
                 swift_episodes.py and swift_chord.py: its rewards, rows, environments and demonstrations; open_r1.py:
                 the rewards of open-r1; generation.py: TRL's generation_kwargs

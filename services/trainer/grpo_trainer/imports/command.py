@@ -17,6 +17,7 @@ from .run_file import RunFile
 from .script_reader import TrlScript
 from .shell_words import Command, Script
 from .swift import import_swift
+from .swift_script import read_swift_script
 from .trl import import_trl
 from .trl_script import calls_grpo_trainer, read_trl_script
 from .words import command_of, commands_of
@@ -26,6 +27,7 @@ usage: grpo-train import-swift [VARIABLE=VALUE …] [swift rlhf] --rlhf_type grp
        grpo-train import-swift [VARIABLE=VALUE …] FILE.sh [ARGUMENTS of the script] > RUN.yaml
                                                      the command `swift rlhf` in it, and its `swift rollout`
        grpo-train import-swift FILE.yaml [options] > RUN.yaml    the file that `swift rlhf FILE.yaml` takes
+       grpo-train import-swift FILE.py [options] > RUN.yaml    what RLHFArguments is given in it
        grpo-train import-trl [trl grpo] --model_name_or_path … > RUN.yaml
        grpo-train import-trl FILE.yaml [--num_processes N --accelerate_config zero3 …] > RUN.yaml
        grpo-train import-trl [VARIABLE=VALUE …] FILE.sh [ARGUMENTS of the script] > RUN.yaml
@@ -74,7 +76,10 @@ def _swift(argv: list[str]) -> tuple[RunFile, str]:
     if argv[0].endswith(SUFFIXES):
         run = import_swift(Command({}, argv), None, set())
         return run, f"Written by grpo-train import-swift from {argv[0]}. {title}"
-    script, origin = _read(argv)
+    if Path(argv[0]).suffix in PYTHON:
+        script, origin = read_swift_script(Path(argv[0]), argv[1:]), f" from {argv[0]}"
+    else:
+        script, origin = _read(argv)
     command, server = _chosen(script, "swift", "rlhf", ("rollout",))
     run = _imported(script, lambda: import_swift(command, server, script.expanded))
     return run, f"Written by grpo-train import-swift{origin}. {title}"

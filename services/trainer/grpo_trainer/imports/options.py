@@ -14,6 +14,8 @@ _OPTION = re.compile(r"--([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
 _GLUED = re.compile(r"([^-].*?)(--([A-Za-z][\w-]*)(?:=.*)?)", re.DOTALL)
 _MEANT = re.compile(rf"[-{DASHES}]{{1,3}}([A-Za-z][\w-]*)(?:[=:{WIDE_COLON}{BLANKS}]+(.*))?", re.DOTALL)
 """Forms of an option in a copied command: `—beta`, `-beta`, `--beta: 0.1`, or a blank that is no blank."""
+GATHERED = ("external_plugins",)
+"""Options whose older name may stand beside the newer: ms-swift reads the files of both."""
 LONGEST_SHOWN = 200
 """Characters of a value in a comment: a chat template has thousands."""
 
@@ -55,6 +57,9 @@ class Options:
         """Read the keys of a YAML file. Options that are there already stay: a flag overrides a file."""
         for name, value in mapping.items():
             plain = self.peer.older.get(str(name), str(name))
+            if plain in GATHERED and self.written_as.get(plain, name) != name:
+                self.given[plain] += [_text(item) for item in (value if isinstance(value, list) else [value])]
+                continue
             if plain in self.given or (value is None and plain not in OFF_WITHOUT_VALUE):
                 continue
             self.given[plain] = [_text(item) for item in value] if isinstance(value, list) else [_text(value)]
@@ -90,6 +95,8 @@ class Options:
         if name not in self.peer.known and name != positive and positive in self.peer.known:
             name, values = positive, ["false"]
         name = self.peer.older.get(name, name)
+        if name in GATHERED and self.written_as.get(name, written) != written:
+            return name
         if name in self.given:
             self.remarks.append(f"--{written} is there twice: the last one counts")
         self.given[name], self.written_as[name] = values, written

@@ -181,7 +181,7 @@ class PythonSource:
                 found.append(bound)
                 if not any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(bound)):
                     break
-        return found
+        return found or [node]
 
     def behind(
         self, node: ast.AST, seen: set[int] | None = None, hidden: frozenset[str] = frozenset()

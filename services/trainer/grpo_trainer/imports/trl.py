@@ -102,8 +102,10 @@ def import_trl(
     except UsageError as error:
         if launch.shown:
             raise
-        said = "the number of processes is not said: give it behind the file, --num_processes 8"
-        raise UsageError(error.message.removesuffix(REFUSED_THERE), hint=said) from error
+        raise UsageError(
+            error.message.removesuffix(REFUSED_THERE),
+            hint="the number of processes is not said: give it behind the file, --num_processes 8",
+        ) from error
     evaluates = _set_rows(options, run)
     steps = options.number("logging_steps") if evaluates else None  # theirs, where eval_steps is not given
     if evaluates:
