@@ -11,6 +11,7 @@ from tests.trainer.made_episodes import completion, conversation
 from grpo_proto import RewardClient, RewardScore, ScoreRequest, ScoreResponse, ScoreResult
 from grpo_reward.cli.rows import read_rows
 from grpo_trainer.algorithm.sequences import Group
+from grpo_trainer.config.episodes import EpisodesConfig
 from grpo_trainer.config.run_config import RewardConfig
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.observe.completions import CompletionLog
@@ -71,6 +72,27 @@ async def test_a_class_without_a_reward_of_its_own_is_not_missed_beside_another(
     assert await scored(group, RewardConfig(reward_funcs=[]), weights, frozenset({"Game"})) == []
     assert (paid.total, paid.rewards.keys()) == (0.5, {"by_its_state"})
     assert (unpaid.total, unpaid.rewards.keys()) == (None, {"by_its_state", "Game"})
+
+
+async def test_a_scheduler_without_a_total_leaves_accuracy_to_the_rewards_that_it_is_paid_by():
+    """As `--multi_turn_scheduler tips --reward_funcs accuracy` is imported, and without a weight."""
+    for weights in ({"environment": 0.0}, {}):
+        episodes = EpisodesConfig(multi_turn_scheduler="a.py:Tips", reward_weights=weights)
+        unpaid, paid = conversation("a"), conversation("b")
+        paid.rewards = {"environment": OK}
+        config = RewardConfig(reward_funcs=["accuracy"])
+        await scored(Group(0, ROW, [unpaid, paid]), config, episodes.weights, episodes.optional_rewards)
+        assert (unpaid.total, unpaid.correct, list(unpaid.rewards)) == (2.0, True, ["accuracy"])
+        assert (paid.total, paid.correct) == ((2.0, True) if weights else (2.5, False))
+
+
+async def test_what_only_is_logged_decides_accuracy_where_it_is_named_for_it():
+    for name, correct in ((None, True), ("environment", False)):
+        episode = conversation("a")
+        episode.rewards = {"environment": OK}
+        config = RewardConfig(reward_funcs=["polite"], accuracy_reward=name)
+        await scored(Group(0, ROW, [episode]), config, {"environment": 0.0})
+        assert episode.correct is correct
 
 
 async def test_without_rewards_of_the_server_nothing_is_asked():

@@ -67,6 +67,7 @@ def test_a_scheduler_plays_and_the_rewards_of_the_command_pay(folder: Path, caps
     assert setting(run, "episodes") == {
         "multi_turn_scheduler": "plays.py:Tips", "max_turns": 3, "reward_weights": {"environment": 0.0},
     }  # fmt: skip
+    assert (run.decides_accuracy, run.optional_rewards) == ("won", {"environment"})
     assert run.rollout.max_completion_length == 100
     assert "grpo-reward serve --plugin won.py &" in said
     assert "total: counted are the tokens that the policy samples" in said

@@ -211,8 +211,13 @@ class EpisodesConfig(Section):
 
     @property
     def optional_rewards(self) -> frozenset[str]:
-        """Name the rewards of classes for TRL: one that has no `get_reward`, or does not play the row, brings none."""
-        return frozenset(map(_last, self.factories.values())) - self.reward_weights.keys()
+        """Name the rewards that need not be there, unless a weight is given to them.
+
+        A class for TRL that has no `get_reward`, or does not play the row, brings none; nor does a scheduler without
+        `total_reward`.
+        """
+        own = {ENVIRONMENT_REWARD} if self.multi_turn_scheduler else map(_last, self.factories.values())
+        return frozenset(own) - {name for name, weight in self.reward_weights.items() if weight}
 
 
 def check_episodes(config: "RunConfig") -> None:

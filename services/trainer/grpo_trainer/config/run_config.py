@@ -3,6 +3,7 @@
 Names are those of TRL and ms-swift where they have one. `settings.py` reads files, environment and flags.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,6 +24,12 @@ from .teacher import TeacherConfig, check_teachers
 from .weights import CanaryConfig, WeightsConfig
 
 
+def deciding_reward(weights: Mapping[str, float]) -> str:
+    """Name the reward that decides what is correct where none is named for it: the first that enters the total, else
+    the first; empty without any."""
+    return next((name for name, weight in weights.items() if weight), next(iter(weights), ""))
+
+
 class RewardConfig(Section):
     """The rewards, and the server that computes them."""
 
@@ -40,7 +47,7 @@ class RewardConfig(Section):
     accuracy_reward: str | None = Field(
         None,
         description="The reward whose score ≥ 1 means `correct`, one of reward_funcs, or an episodes' own with a "
-        "weight; absent: the first, episodes' before others.",
+        "weight; absent: the first whose weight is not 0, episodes' before others.",
     )
     timeout_s: Seconds = Field(10.0, description="Limit for one sample and one reward.")
     deadline_s: Seconds = Field(120.0, description="Limit for one batch.")
@@ -267,8 +274,9 @@ class RunConfig(Section):
 
     @property
     def decides_accuracy(self) -> str:
-        """The reward that decides what is correct: the one that is named for it, else the first; empty without any."""
-        return self.reward.accuracy_reward or next(iter(self.reward_weights), "")
+        """The reward that decides what is correct: the one that is named for it, else the first that enters
+        the total; empty without any."""
+        return self.reward.accuracy_reward or deciding_reward(self.reward_weights)
 
     @property
     def teachers(self) -> dict[str, TeacherConfig]:

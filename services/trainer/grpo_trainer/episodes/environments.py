@@ -156,7 +156,7 @@ class EnvironmentPlayer:
     async def _rewards(self, ending: Ending) -> dict[str, RewardScore]:
         """Return the episode's rewards, one without a score with how the episode ended; closes the environment."""
         paid = await self._call("finish", calls=1 + len(self.config.reward_funcs))
-        if self.config.pays_by_steps:
+        if self.turn_rewards or (self.config.pays_by_steps and ENVIRONMENT_REWARD not in self.config.optional_rewards):
             paid[ENVIRONMENT_REWARD] = {"score": sum(self.turn_rewards.values()) if self.turn_rewards else None}
         rewards = {
             name: score_of(**({"detail": ending.detail} if fields["score"] is None else {}) | fields)

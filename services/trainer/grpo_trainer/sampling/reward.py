@@ -26,7 +26,7 @@ from grpo_proto.totals import missing_because, score_broken_again, total_score
 
 from ..algorithm.scores import is_correct
 from ..algorithm.sequences import Episode, Group
-from ..config.run_config import RewardConfig
+from ..config.run_config import RewardConfig, deciding_reward
 from ..data.messages import wire_message
 from ..data.prompt_row import PromptRow
 from ..errors import RunError, ServersError, UnavailableError, UsageError, storage_error_class
@@ -91,7 +91,7 @@ class RewardStage:
         self.specs = reward_specs(config, config.weights)
         self.brought = [RewardSpec(name=name, weight=weight) for name, weight in brought.items()]
         self._optional = optional
-        self._decides_accuracy = config.accuracy_reward or next(iter([*brought, *config.names]), "")
+        self._first = deciding_reward({**brought, **config.weights})
         self.known: dict[str, RewardDescription] = {}
         self._own_specs = {name: reward_specs(config, weights) for name, weights in own_rewards.items()}
 
@@ -237,12 +237,16 @@ class RewardStage:
         specs = [*brought, *specs]
         episode.rewards = {**episode.rewards, **lacking, **scores}
         episode.total = total if total_holds and not self.brought else total_score(specs, episode.rewards)
-        decides = self._decides_accuracy
-        if decides not in [spec.name for spec in specs]:
-            decides = specs[0].name
-        episode.correct = is_correct(episode.rewards.get(decides))
+        episode.correct = is_correct(episode.rewards.get(self._decides_accuracy(specs)))
         if episode.total is None:
             episode.unscored_because = missing_because(specs, episode.rewards)
+
+    def _decides_accuracy(self, specs: Sequence[RewardSpec]) -> str:
+        """Name which of `specs` decides what is correct: that of the run where they have it, else their own first."""
+        weights = {spec.name: spec.weight for spec in specs}
+        if self.config.accuracy_reward in weights:
+            return self.config.accuracy_reward
+        return self._first if weights.get(self._first) else deciding_reward(weights)
 
     async def _score(self, request: ScoreRequest, *, step: int) -> ScoreResponse:
         """Get scores that all come from the code version of `step`'s first scores.
