@@ -10,6 +10,7 @@ import importlib.util
 import logging
 import sys
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -104,6 +105,7 @@ def stand_in() -> None:
     found = None if "swift" in sys.modules else importlib.util.find_spec("swift")
     if "swift" in sys.modules or (found is not None and found.origin is not None):  # any folder swift/ has a spec
         return
+    own_folder: Any = (found and found.submodule_search_locations) or []  # what else is in it can be imported
     classes = (ORM, AsyncORM, Env, RolloutScheduler, MultiTurnScheduler, RolloutInferRequest, ChatMessage,
                ChatCompletionResponseChoice)  # fmt: skip
     of_annotations = ("ChatCompletionResponse", "RequestConfig", "RolloutOutput", "Messages")
@@ -114,7 +116,9 @@ def stand_in() -> None:
     }  # fmt: skip
     for name in MODULES:
         module = ModuleType(name, __doc__)
-        module.__path__ = []  # a package, so that what is missing in it is a ModuleNotFoundError with its name
+        # A package, so that what is missing in it is a ModuleNotFoundError with its name.
+        module.__path__ = own_folder if name == "swift" else []
+        module.__spec__ = ModuleSpec(name, None, is_package=True)  # libraries ask find_spec whether it is there
         vars(module).update(contents)
         sys.modules[name] = module
         parent, _, child = name.rpartition(".")
@@ -141,5 +145,8 @@ def bases(*names: str) -> tuple[type[Any], ...]:
 def hint_for(error: BaseException) -> str | None:
     """What to do about an import of ms-swift's that has no stand-in; None for any other error."""
     if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "swift":
-        return "only rewards, gym environments and schedulers of ms-swift have a stand-in here: pip install ms-swift"
+        return (
+            "only rewards, gym environments and schedulers of ms-swift have a stand-in here: pip install ms-swift, or "
+            "give a package swift of your own another name"
+        )
     return None

@@ -49,7 +49,7 @@ async def test_a_row_that_chooses_an_environment_that_is_not_there_is_named(fold
     async with policy(folder, tmp_path, **GUESS) as one:
         row = PromptRow(0, [], "", {"env_config": {"name": "chess"}})
         found = await one.runner.run_episode(EpisodeAsked(0, 0, row, seed=1), one.place())
-    assert "env_config names 'chess', which is none of envs: guess, silent" in str(found.ending.detail)
+    assert "env_config names 'chess', which is none of envs: guess, silent, duck" in str(found.ending.detail)
     assert found.ending.lost == "environment"
 
 

@@ -46,6 +46,21 @@ class Silent(Guess):
         return "Hm.", 0.0, len(action) > 3
 
 
+class Duck:
+    """Is derived of nothing; forgets what it has heard."""
+
+    def __init__(self, env_config):
+        pass
+
+    async def reset(self, config: RolloutInferRequest):
+        return "Say anything.", {}, None
+
+    async def step(self, action: Messages):
+        roles = "".join(message["role"][0] for message in action)
+        action.clear()
+        return roles, 0.0, False, {}
+
+
 class Tips(MultiTurnScheduler):
     """Gives one tip; remembers what it was shown."""
 
@@ -77,6 +92,17 @@ class Paying(Tips):
 
     def step(self, infer_request, response_choice, current_turn):
         return {"infer_request": infer_request}
+
+
+class PaidByStep(MultiTurnScheduler):
+    def step(self, infer_request, response_choice, current_turn):
+        infer_request.messages.append({"role": "user", "content": "Go on."})
+        return {"infer_request": infer_request, "rollout_infos": {"total_reward": current_turn / 2}}
+
+
+class Painting(PaidByStep):
+    async def on_trajectory_start(self, requests):
+        requests[0].images.append("cat.png")
 
 
 class Rewriting(MultiTurnScheduler):
@@ -118,5 +144,6 @@ class Polite(ORM):
 
 envs["guess"] = Guess
 envs["silent"] = Silent
+envs["duck"] = Duck
 multi_turns["tips"] = Tips
 orms["polite"] = Polite

@@ -136,5 +136,7 @@ def test_the_system_prompt_stands_before_what_an_environment_for_trl_says(
     assert found["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Door 1."}]
     assert not any("data.system" in doubt for doubt in doubts(config))
     unread = doubts(config_of(tmp_path, episodes={}, data=data))
-    says = "data.system does nothing: episodes.environment gets the row, and says itself what is asked"
-    assert any(doubt.startswith(says) for doubt in unread)
+    but = (
+        "data.system does nothing, unless an Env of ms-swift's gym plays: episodes.environment gets the row, and says "
+    )
+    assert any(doubt.startswith(but) for doubt in unread)

@@ -82,8 +82,10 @@ def _unread_prompts(run: RunConfig) -> list[str]:
         return []
     player = "episodes.environment" if episodes.environment else "episodes.agent"
     unread = [name for name in ("system", "prompt_template") if getattr(run.data, name) is not None]
-    but = "; but an Env of ms-swift's gym gets the prompt, too" if episodes.environment else ""
-    return [f"data.{name} does nothing: {player} gets the row, and says itself what is asked{but}" for name in unread]
+    unless = ", unless an Env of ms-swift's gym plays" if episodes.environment else ""
+    return [
+        f"data.{name} does nothing{unless}: {player} gets the row, and says itself what is asked" for name in unread
+    ]
 
 
 def _is_given(run: RunConfig, setting: str) -> bool:

@@ -6,6 +6,7 @@ the policy has sampled, so that it cannot rewrite an answer, its token ids or it
 """
 
 import copy
+import inspect
 import time
 import uuid
 from collections.abc import Callable
@@ -25,6 +26,9 @@ from .time_limit import call
 
 LEAST_S = 0.001
 """A timer of 0 is none."""
+GIVEN = ("infer_engine", "max_turns")
+"""What ms-swift makes a scheduler with; its engine is None here."""
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 BESIDE_MESSAGES = ("images", "audios", "videos", "tools", "objects", "chat_template_kwargs")
 """What a scheduler can change in a request of ms-swift's, and not here."""
 
@@ -44,6 +48,10 @@ def problem_of(made_by: Any) -> str | None:
             "overrides run, which samples with ms-swift's own engine: write it as step and check_finished, or as a "
             "program (episodes.agent)"
         )
+    for name, parameter in inspect.signature(made_by).parameters.items():
+        is_needed = parameter.default is parameter.empty and parameter.kind not in VARIADIC
+        if is_needed and name not in GIVEN:
+            return f"needs {name} to be made, and gets {' and '.join(GIVEN)} alone: give it a default"
     return None
 
 
@@ -81,6 +89,8 @@ class GymEnvironment(_OfTheConversation):
 
     def reset(self, *, row: dict[str, Any], prompt: str | list[Message], seed: int, timeout_s: float) -> dict[str, Any]:
         config = row.get("env_config") or {}
+        if not isinstance(config, dict):
+            raise EnvironmentFault(f"env_config is {config!r:.100}, not an object such as {{'name': …}}")
         name = config.get("name")
         if name is not None and name not in (envs := registered("envs")):
             raise EnvironmentFault(
@@ -117,7 +127,8 @@ class Scheduler(_OfTheConversation):
         self.paid = 0.0
 
     def reset(self, *, row: dict[str, Any], prompt: str | list[Message], seed: int, timeout_s: float) -> dict[str, Any]:
-        self.instance = call(self.made_by, max_turns=self.max_turns, timeout_s=timeout_s)
+        given = {"infer_engine": None, "max_turns": self.max_turns}
+        self.instance = call(self.made_by, **_taken(self.made_by, given), timeout_s=timeout_s)
         self._begin(row, prompt)
         call(self.instance.on_trajectory_start, [self.request], timeout_s=timeout_s)
         self._only_messages()
@@ -153,7 +164,7 @@ class Scheduler(_OfTheConversation):
         ids, mask = step.get("response_token_ids"), step.get("response_loss_mask")
         for field, is_as_sampled in (
             ("response_token_ids", ids is None or list(ids) == token_ids),
-            ("response_loss_mask", mask is None or all(mask)),
+            ("response_loss_mask", mask is None or (len(mask) == len(token_ids) and all(mask))),
         ):
             if not is_as_sampled:
                 raise EnvironmentFault(
@@ -192,3 +203,10 @@ def _parts(found: Any, by: str, wanted: str) -> Any:
 
 def _of_the_user(observation: Any) -> list[Message]:
     return [] if observation is None else [{"role": "user", "content": observation}]
+
+
+def _taken(made_by: Any, given: dict[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(made_by).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return given
+    return {name: value for name, value in given.items() if name in parameters}
