@@ -185,6 +185,22 @@ async def test_each_dataset_is_scored_by_its_own_rewards():
     check_enough_scored(groups, 1.0)  # what no reward judges lacks no score
 
 
+async def test_what_a_dataset_only_logs_does_not_decide_its_accuracy():
+    def answer(request: httpx.Request) -> httpx.Response:
+        message = ScoreRequest.model_validate_json(request.content)
+        found = {spec.name: RewardScore(score=float(spec.name == "accuracy"), status="ok") for spec in message.rewards}
+        results = [ScoreResult(id=one.id or "", total=1.0, rewards=found) for one in message.samples]
+        return httpx.Response(200, text=ScoreResponse(results=results, elapsed_s=0.0).model_dump_json())
+
+    for dataset, correct in (("logs", True), ("weighs", False)):
+        group = Group(0, PromptRow(0, [1], "p", {}, dataset), [completion("a", [1], [-0.1], "a", "stop", [(0, 1)])])
+        own = {"logs": {"format": 0.0, "accuracy": 1.0}, "weighs": {"accuracy": 1.0, "format": 1.0}}
+        async with RewardClient("http://127.0.0.1:1", transport=httpx.MockTransport(answer)) as client:
+            config = RewardConfig(reward_funcs=["format", "accuracy"])
+            await RewardStage(client, config, own_rewards=own).score([group], step=1)
+        assert group.episodes[0].correct is correct
+
+
 def test_a_request_holds_whole_groups_and_a_bounded_number_of_tokens():
     def group(position: int, num_tokens: int) -> Group:
         episode = completion("", [1] * num_tokens, [-0.1] * num_tokens, "", "stop", [(0, num_tokens)])

@@ -91,7 +91,7 @@ class RewardStage:
         self.specs = reward_specs(config, config.weights)
         self.brought = [RewardSpec(name=name, weight=weight) for name, weight in brought.items()]
         self._optional = optional
-        self._first = deciding_reward({**brought, **config.weights})
+        self._decides = config.accuracy_reward or deciding_reward({**brought, **config.weights})
         self.known: dict[str, RewardDescription] = {}
         self._own_specs = {name: reward_specs(config, weights) for name, weights in own_rewards.items()}
 
@@ -244,9 +244,9 @@ class RewardStage:
     def _decides_accuracy(self, specs: Sequence[RewardSpec]) -> str:
         """Name which of `specs` decides what is correct: that of the run where they have it, else their own first."""
         weights = {spec.name: spec.weight for spec in specs}
-        if self.config.accuracy_reward in weights:
-            return self.config.accuracy_reward
-        return self._first if weights.get(self._first) else deciding_reward(weights)
+        decides = self._decides
+        may_decide = decides in weights and (weights[decides] or decides == self.config.accuracy_reward)
+        return decides if may_decide else deciding_reward(weights)
 
     async def _score(self, request: ScoreRequest, *, step: int) -> ScoreResponse:
         """Get scores that all come from the code version of `step`'s first scores.
