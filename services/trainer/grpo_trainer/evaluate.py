@@ -5,6 +5,7 @@ another checkpoint or of another model compares with them.
 """
 
 import asyncio
+import logging
 import math
 import uuid
 from collections.abc import Sequence
@@ -31,6 +32,8 @@ from .sampling.evaluation import EvalSet, Evaluated, Evaluation, eval_sets
 from .sampling.reward import RewardStage
 from .sampling.sampler import Sampler, training_sampling
 from .sampling.single_turn import SingleTurn
+
+log = logging.getLogger(__name__)
 
 COMPLETIONS = "--completions"
 
@@ -96,6 +99,8 @@ async def _evaluated(prepared: Prepared, sets: dict[str, EvalSet]) -> tuple[list
             f"{url}: {info.model}, weights {info.weights.state}, version {info.weights.version}"
             for url, info in fleet.infos.items()
         ]
+        num_prompts = sum(len(chosen.rows) for chosen in sets.values())
+        log.info("sampling and scoring %d held-out prompts on %d servers", num_prompts, len(served))
         evaluation = Evaluation(sampler, reward, sets, training_sampling(config.rollout))
         return served, await evaluation.run(version=None, step=0)
 
