@@ -118,7 +118,8 @@ def test_an_accuracy_varies_as_its_prompts_do():
     assert standard_error([group(True), group(None)]) is None
 
 
-def test_mistakes_of_the_command_are_named(tmp_path: Path):
+def test_mistakes_of_the_command_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("grpo_trainer.evaluate.configure_logging", lambda: None)  # it is the whole process's
     run_file = write_run_file(tmp_path, rollout={"urls": ["http://127.0.0.1:9"], "startup_timeout_s": 0.1})
     with pytest.raises(UsageError, match="the run file names no held-out rows"):
         main([str(run_file)])

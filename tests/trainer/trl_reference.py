@@ -77,6 +77,10 @@ class TrlReference:
             processing_class=tokenizer,
             rollout_func=self._rollout,
         )
+        # In float64, so that what is compared is the loss: the layers' own rounding, which differs from processor to
+        # processor, comes close to the bound in float32.
+        for model in (self.trainer.model, self.trainer.ref_model):
+            model.double()
         self.trainer.model.train()
         of_one_loss = [name for name in vars(config) if name.startswith(("sapo_", "vespo_"))]
         self._own_parameters = {name: getattr(config, name) for name in of_one_loss}
@@ -135,7 +139,7 @@ class TrlReference:
 
     def copy_of_model(self) -> PreTrainedModel:
         """The policy as it is, with transformers' own forward."""
-        fresh = make_model(tied=True, hidden_size=64)
+        fresh = make_model(tied=True, hidden_size=64).double()
         fresh.load_state_dict(copy.deepcopy(self.model.state_dict()))
         return fresh
 
