@@ -114,8 +114,7 @@ class Sampling(Request):
     )
     stop_token_ids: list[TokenId] = Field(
         default_factory=list,
-        # Leave the field out when it is empty: an older server refuses a field that it does not have.
-        exclude_if=lambda value: not value,
+        exclude_if=_unless([]),
         description="A completion ends with the first of these tokens, which `token_ids` has and `text` has not.",
     )
     logprobs: bool = Field(default=True, description="Return the logprob of every sampled token.")

@@ -308,9 +308,7 @@ async def _reward(config: RunConfig, first_rows: list[PromptRow], tokenizer: Any
     async with RewardClient(url) as client:
         try:
             info = await client.info()
-            stage = RewardStage(
-                client, config.reward, own_rewards=config.data.own_rewards, brought=config.brought_weights
-            )
+            stage = RewardStage.of(config, client)
             await stage.check(first_rows, of_episodes=config.episodes is not None)
             faults = [] if config.episodes else await stage.faults_of_first_rows(first_rows)
             faults += stage.prefix_doubts(first_rows, tokenizer)

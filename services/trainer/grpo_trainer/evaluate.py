@@ -19,8 +19,7 @@ from .algorithm.scores import accuracy, standard_deviation
 from .algorithm.sequences import Group
 from .config.run_config import RunConfig
 from .config.settings import read_config
-from .episodes.runner import EpisodeRunner
-from .episodes.sampler import Episodes
+from .episodes.sampler import new_sampler
 from .errors import UsageError
 from .fleet.awaited import Awaited, wait_for_rollout_servers
 from .fleet.fleet import Fleet
@@ -30,8 +29,7 @@ from .observe.run_log import configure_logging
 from .prepared import Prepared
 from .sampling.evaluation import EvalSet, Evaluated, Evaluation, eval_sets
 from .sampling.reward import RewardStage
-from .sampling.sampler import Sampler, training_sampling
-from .sampling.single_turn import SingleTurn
+from .sampling.sampler import training_sampling
 
 log = logging.getLogger(__name__)
 
@@ -59,9 +57,9 @@ def main(argv: Sequence[str]) -> int:
     for line in [*served, *_table(sets, evaluated)]:
         print(line)
     if completions is not None:
-        log = CompletionLog(completions, resumed_step=None, part_mib=math.inf)
-        log.write_evaluation(0, evaluated.groups)
-        log.close()
+        written = CompletionLog(completions, resumed_step=None, part_mib=math.inf)
+        written.write_evaluation(0, evaluated.groups)
+        written.close()
         print(f"completions: {completions}")
     return 0
 
@@ -73,14 +71,10 @@ async def _evaluated(prepared: Prepared, sets: dict[str, EvalSet]) -> tuple[list
         fleet = Fleet(config.rollout.urls, min_replicas=config.rollout.min_replicas)
         open_parts.push_async_callback(fleet.close)
         client = await open_parts.enter_async_context(RewardClient(config.reward.url))
-        reward = RewardStage(
-            client,
-            config.reward,
-            own_rewards=config.data.own_rewards,
-            brought=config.brought_weights,
-            optional=config.optional_rewards,
-        )
-        sampler = await _sampler(config, fleet, open_parts)
+        reward = RewardStage.of(config, client)
+        folder = open_parts.enter_context(TemporaryDirectory(prefix="grpo-evaluate-"))
+        sampler, starting = new_sampler(config, fleet, run=f"evaluate-{uuid.uuid4().hex[:12]}", log_dir=Path(folder))
+        await open_parts.enter_async_context(starting)
         await wait_for_rollout_servers(fleet, config.rollout.startup_timeout_s)
         await check_token(fleet.answered)
         check_distinct([(replica.url, replica.info) for replica in fleet.answered if replica.info])
@@ -103,19 +97,6 @@ async def _evaluated(prepared: Prepared, sets: dict[str, EvalSet]) -> tuple[list
         log.info("sampling and scoring %d held-out prompts on %d servers", num_prompts, len(served))
         evaluation = Evaluation(sampler, reward, sets, training_sampling(config.rollout))
         return served, await evaluation.run(version=None, step=0)
-
-
-async def _sampler(config: RunConfig, fleet: Fleet, open_parts: AsyncExitStack) -> Sampler:
-    run, retry_for_s = f"evaluate-{uuid.uuid4().hex[:12]}", config.rollout.retry_for_s
-    if config.episodes is None:
-        deadline_s = config.rollout.request_deadline_s
-        return SingleTurn(fleet, run_id=run, deadline_s=deadline_s, retry_for_s=retry_for_s)
-    folder = open_parts.enter_context(TemporaryDirectory(prefix="grpo-evaluate-"))
-    runner = EpisodeRunner(config.episodes, run=run, log_dir=Path(folder))
-    sampler = Episodes(fleet, runner, config.episodes, retry_for_s)
-    open_parts.push_async_callback(sampler.close)
-    await open_parts.enter_async_context(runner)
-    return sampler
 
 
 def _table(sets: dict[str, EvalSet], evaluated: Evaluated) -> list[str]:

@@ -18,8 +18,7 @@ from .algorithm.spread import teaches, teaches_by_turn
 from .config.run_config import RunConfig
 from .data.order import PromptOrder
 from .data.run_rows import rows_with_prompts
-from .episodes.runner import EpisodeRunner
-from .episodes.sampler import Episodes
+from .episodes.sampler import new_sampler
 from .fleet.adapters import AdapterNeeds
 from .fleet.awaited import Awaited, wait_for_rollout_servers
 from .fleet.canary import Probe, canary_prompts, sample_probes
@@ -34,8 +33,7 @@ from .sampling.pipeline import Cursor, Pipeline, PipelineLimits
 from .sampling.refills import Refills
 from .sampling.reward import RewardStage
 from .sampling.reward_code import RewardCode
-from .sampling.sampler import Sampler, training_sampling
-from .sampling.single_turn import SingleTurn
+from .sampling.sampler import training_sampling
 from .sampling.teachers import Teachers
 from .sampling.tracing import Tracing
 
@@ -86,17 +84,12 @@ class Orchestrator:
         self.tracing = Tracing(config.logging.otlp_endpoint, run=config.logging.run_name or config.run_dir.name)
         self.loop = EventLoopThread()
         self.fleet = Fleet(config.rollout.urls, min_replicas=config.rollout.min_replicas)
-        self.reward = RewardStage(
-            RewardClient(config.reward.url),
-            config.reward,
-            code=reward_code,
-            own_rewards=config.data.own_rewards,
-            brought=config.brought_weights,
-            optional=config.optional_rewards,
-        )
+        self.reward = RewardStage.of(config, RewardClient(config.reward.url), code=reward_code)
         self.teachers = Teachers(config)
         self._players = AsyncExitStack()
-        self.sampler = self._new_sampler(trainer_id)
+        self.sampler, self._starting = new_sampler(
+            config, self.fleet, run=trainer_id, log_dir=config.run_dir / "agents"
+        )
         self._limits = PipelineLimits(
             groups_per_batch=config.rollout.groups_per_batch,
             max_staleness=config.algorithm.max_staleness,
@@ -124,24 +117,6 @@ class Orchestrator:
         )
         self.reward_health: Health | None = None
         """The reward server's last answer, for display only; None before the first answer."""
-
-    def _new_sampler(self, trainer_id: str) -> Sampler:
-        config = self.config
-        if config.episodes is None:
-            return SingleTurn(
-                self.fleet,
-                run_id=trainer_id,
-                deadline_s=config.rollout.request_deadline_s,
-                retry_for_s=config.rollout.retry_for_s,
-            )
-        self._runner = EpisodeRunner(config.episodes, run=trainer_id, log_dir=config.run_dir / "agents")
-        return Episodes(self.fleet, self._runner, config.episodes, config.rollout.retry_for_s)
-
-    async def _start_players(self) -> None:
-        """Import the files of `episodes`. Raises UsageError for one that cannot be imported."""
-        if isinstance(self.sampler, Episodes):
-            self._players.push_async_callback(self.sampler.close)
-            await self._players.enter_async_context(self._runner)
 
     def _new_pipeline(self, prompts: PromptOrder, cursor: Cursor) -> Pipeline:
         return Pipeline(
@@ -186,7 +161,7 @@ class Orchestrator:
             for teacher in self.teachers.stages
         ]
         with self.stop.interruptible():
-            self.loop.run(self._start_players())
+            self.loop.run(self._players.enter_async_context(self._starting))
             if self.reward.specs:
                 self.loop.run(reward.refuse_another(self.reward.client.info))
             for server, teacher in teachers:

@@ -8,12 +8,11 @@ next ones.
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import Self
 
 from ..config.chord import ChordConfig
 from ..data.demonstrations import Example
-from ..data.order import dataset_seed, epoch_order
+from ..data.order import Epochs, dataset_seed
 from .sequences import Segment, TrainingSequence, Turn, untrained_sequence
 
 
@@ -22,8 +21,8 @@ class Demonstrations:
 
     def __init__(self, examples: Sequence[Example], config: ChordConfig, *, seed: int):
         self.config = config
-        self._examples, self._seed = examples, dataset_seed(seed, "chord")
-        self._order = lru_cache(maxsize=2)(epoch_order)
+        self._examples = examples
+        self._epochs = Epochs(0, len(examples), dataset_seed(seed, "chord"), shuffle=True)
 
     @classmethod
     def of(cls, config: ChordConfig | None, examples: Sequence[Example], *, seed: int) -> Self | None:
@@ -33,19 +32,14 @@ class Demonstrations:
         """Return those that optimizer update `number` of the run, from 0, imitates: `sft_batch_size` sequences whose
         weights are 1 / (their imitated tokens). `version` is the policy that is trained."""
         size = self.config.sft_batch_size
-        taken = [self._example(place) for place in range(number * size, (number + 1) * size)]
+        taken = [self._examples[self._epochs.draw(place)[0]] for place in range(number * size, (number + 1) * size)]
         num_tokens = sum(sum(example["completion_mask"]) for example in taken)
         return [_imitated(example, k, 1.0 / num_tokens, version) for k, example in enumerate(taken)]
-
-    def _example(self, place: int) -> Example:
-        epoch, place = divmod(place, len(self._examples))
-        return self._examples[self._order(len(self._examples), epoch, self._seed, True)[place]]
 
 
 def mu_of(config: ChordConfig, number: int) -> float:
     """μ of optimizer update `number` of the run, from 0."""
-    peak, warmup, decay = config.mu_peak, config.mu_warmup_steps, config.mu_decay_steps
-    valley = peak if config.mu_valley is None else config.mu_valley
+    peak, valley, warmup, decay = config.mu_peak, config.valley, config.mu_warmup_steps, config.mu_decay_steps
     if number < warmup:
         return peak * number / warmup
     if number < warmup + decay:

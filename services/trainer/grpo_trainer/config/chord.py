@@ -1,15 +1,15 @@
 """The section `chord` of a run file: demonstrations that are imitated beside the samples."""
 
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
-from .cold_start import ColdStartData
+from .cold_start import Answers, ColdStartData
 from .data import DataConfig, RecipeName
-from .section import Section, Share
+from .section import Share
 
 
-class ChordConfig(Section):
+class ChordConfig(Answers):
     """CHORD (arXiv 2508.11408): the loss is (1 − μ) times that of the samples plus μ times that of demonstrations. μ
     rises from 0 to its peak and falls to its valley, counted in optimizer updates."""
 
@@ -26,15 +26,6 @@ class ChordConfig(Section):
     )
     sft_prompt_template: str | None = Field(None, description="Template of the prompts, a text or a file.")
     sft_prompt_column: str | None = Field(None, description="Column of the prompts.")
-    completion_column: str = Field("completion", description="Text, or a list of a single assistant message.")
-    messages_column: str = Field(
-        "messages",
-        description="Whole conversations, for a dataset without completions; the last message is imitated.",
-    )
-    learned_messages: Literal["last", "all"] = Field(
-        "last",
-        description="all: every message of the assistant in a conversation, each a demonstration of its own.",
-    )
     sft_max_length: int = Field(
         2048, ge=2, description="Limit of a prompt with its completion, in tokens; longer rows are refused."
     )
@@ -49,9 +40,14 @@ class ChordConfig(Section):
         "knows, and those that are far from it, count little.",
     )
 
+    @property
+    def valley(self) -> float:
+        """μ after the decay."""
+        return self.mu_peak if self.mu_valley is None else self.mu_valley
+
     @model_validator(mode="after")
     def _falls(self) -> Self:
-        valley = self.mu_peak if self.mu_valley is None else self.mu_valley
+        valley = self.valley
         if valley < self.mu_peak and not self.mu_decay_steps:
             raise ValueError(
                 f"mu_valley {valley:g} without mu_decay_steps: μ would be there as soon as the warm-up ends; set "
@@ -75,9 +71,7 @@ class ChordConfig(Section):
             recipe=self.sft_recipe or "none" if own else data.recipe,
             recipe_params={} if own else data.recipe_params,
             prompt_column=self.sft_prompt_column or data.prompt_column,
-            completion_column=self.completion_column,
-            messages_column=self.messages_column,
-            learned_messages=self.learned_messages,
+            **self.model_dump(include=set(Answers.model_fields)),
             prompt_template=self.sft_prompt_template if own else data.prompt_template,
             system=data.system,
             chat_template_kwargs=data.chat_template_kwargs,

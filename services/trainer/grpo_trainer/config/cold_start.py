@@ -31,16 +31,9 @@ class ColdStartModel(Section):
     )
 
 
-class ColdStartData(Section):
-    """Prompts as in a run file, and completions. The loss covers the completions alone."""
+class Answers(Section):
+    """Where the answers of a row are that are learned."""
 
-    dataset: str = Field(
-        min_length=1, description="A .jsonl, .json, .csv or .parquet file, or a Hub name. `name#500` takes 500 rows."
-    )
-    split: str = Field("train", description="Split of a Hub dataset, or of a folder.")
-    recipe: RecipeName = Field("none", description="Recipe of the run that follows.")
-    recipe_params: dict[str, Any] = Field(default_factory=dict, description="Its parameters in the run that follows.")
-    prompt_column: str = Field("prompt", description="Text or a list of messages, for recipe `none`.")
     completion_column: str = Field("completion", description="Text, or a list of a single assistant message.")
     messages_column: str = Field(
         "messages",
@@ -50,6 +43,18 @@ class ColdStartData(Section):
         "last",
         description="all: every message of the assistant in a conversation, each behind what came before it.",
     )
+
+
+class ColdStartData(Answers):
+    """Prompts as in a run file, and completions. The loss covers the completions alone."""
+
+    dataset: str = Field(
+        min_length=1, description="A .jsonl, .json, .csv or .parquet file, or a Hub name. `name#500` takes 500 rows."
+    )
+    split: str = Field("train", description="Split of a Hub dataset, or of a folder.")
+    recipe: RecipeName = Field("none", description="Recipe of the run that follows.")
+    recipe_params: dict[str, Any] = Field(default_factory=dict, description="Its parameters in the run that follows.")
+    prompt_column: str = Field("prompt", description="Text or a list of messages, for recipe `none`.")
     prompt_template: str | None = Field(None, description="Template of the run that follows.")
     system: str | None = Field(None, description="System prompt of the run that follows.")
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)

@@ -47,10 +47,10 @@ class PromptOrder:
         self.rows, self.seed, self.difficulty = rows, seed, difficulty
         self.shares = shares or [Share("", len(rows), 1.0)]
         self._schedule = RatioSchedule([share.ratio for share in self.shares])
-        self._datasets: list[_Dataset] = []
+        self._datasets: list[Epochs] = []
         for share in self.shares:
             first = sum(dataset.num_rows for dataset in self._datasets)
-            self._datasets.append(_Dataset(first, share.num_rows, dataset_seed(seed, share.name), shuffle))
+            self._datasets.append(Epochs(first, share.num_rows, dataset_seed(seed, share.name), shuffle))
 
     def row_at(self, position: int) -> PromptRow:
         return self.rows[self._draw(position)[0]]
@@ -97,7 +97,7 @@ class PromptOrder:
         return sampling_seed(self.seed, position)
 
 
-class _Dataset:
+class Epochs:
     """The rows `first` to `first + num_rows` of the run, epoch after epoch."""
 
     def __init__(self, first: int, num_rows: int, seed: int, shuffle: bool):

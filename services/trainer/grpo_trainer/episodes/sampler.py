@@ -12,8 +12,10 @@ of each episode, which has a deadline. Unblocked by: those, and the loss of a se
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from grpo_proto import RewardScore, Sampling
@@ -21,12 +23,15 @@ from grpo_proto.client.sessions import SessionsClient
 
 from ..algorithm.sequences import Episode, Group, was_broken
 from ..config.episodes import EpisodesConfig
+from ..config.run_config import RunConfig
 from ..errors import RunError
 from ..fleet.fleet import Fleet, Replica
-from ..sampling.sampler import Asked
+from ..sampling.sampler import Asked, Sampler
+from ..sampling.single_turn import SingleTurn
 from .identity import EpisodeAsked
 from .played import Played
 from .recording import Place, all_forgotten
+from .runner import EpisodeRunner
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +53,31 @@ class Player(Protocol):
     """Plays one episode on one server, and nothing twice; `EpisodeRunner` is the real one."""
 
     async def run_episode(self, asked: EpisodeAsked, place: Place) -> Played: ...
+
+
+def new_sampler(
+    config: RunConfig, fleet: Fleet, *, run: str, log_dir: Path
+) -> tuple[Sampler, AbstractAsyncContextManager[None]]:
+    """Make the sampler of a run file, and what it needs open while it samples: for episodes the users' files.
+
+    `run` and `log_dir` as for `EpisodeRunner`. Opening raises UsageError for a file that cannot be imported.
+    """
+    retry_for_s = config.rollout.retry_for_s
+    if config.episodes is None:
+        deadline_s = config.rollout.request_deadline_s
+        return SingleTurn(fleet, run_id=run, deadline_s=deadline_s, retry_for_s=retry_for_s), nullcontext()
+    runner = EpisodeRunner(config.episodes, run=run, log_dir=log_dir)
+    sampler = Episodes(fleet, runner, config.episodes, retry_for_s)
+    return sampler, _players(sampler, runner)
+
+
+@asynccontextmanager
+async def _players(sampler: "Episodes", runner: EpisodeRunner) -> AsyncIterator[None]:
+    try:
+        async with runner:
+            yield
+    finally:
+        await sampler.close()
 
 
 @dataclass

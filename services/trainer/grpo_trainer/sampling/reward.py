@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from grpo_proto import (
     PROTOCOL_VERSION,
@@ -26,7 +26,7 @@ from grpo_proto.totals import missing_because, score_broken_again, total_score
 
 from ..algorithm.scores import is_correct
 from ..algorithm.sequences import Episode, Group
-from ..config.run_config import RewardConfig, deciding_reward
+from ..config.run_config import RewardConfig, RunConfig, deciding_reward
 from ..data.messages import wire_message
 from ..data.prompt_row import PromptRow
 from ..errors import RunError, ServersError, UnavailableError, UsageError, storage_error_class
@@ -94,6 +94,18 @@ class RewardStage:
         self._decides = config.accuracy_reward or deciding_reward({**brought, **config.weights})
         self.known: dict[str, RewardDescription] = {}
         self._own_specs = {name: reward_specs(config, weights) for name, weights in own_rewards.items()}
+
+    @classmethod
+    def of(cls, config: RunConfig, client: RewardClient, *, code: RewardCode | None = None) -> Self:
+        """The stage of a run file."""
+        return cls(
+            client,
+            config.reward,
+            code=code,
+            own_rewards=config.data.own_rewards,
+            brought=config.brought_weights,
+            optional=config.optional_rewards,
+        )
 
     def specs_of(self, dataset: str) -> list[RewardSpec]:
         """The rewards that score the rows of `dataset`."""
