@@ -160,6 +160,17 @@ class PythonSource:
             node for node in ast.walk(self.tree) if isinstance(node, ast.Call) and self.means(node, name, alike=True)
         ]
 
+    def only_call(self, name: str, *, of: Path, command: str) -> ast.Call:
+        """Return the call of `name`. Raises UsageError where the file `of` makes none, or several; `command` is what
+        can be given in its place."""
+        calls = self.calls(name)
+        if len(calls) != 1:
+            raise UsageError(
+                f"{of} makes {len(calls) or 'no'} {name}, and a run file is one run",
+                hint=f"give the script that makes one, or the options of `{command}`",
+            )
+        return calls[0]
+
     def means(self, call: ast.Call, name: str, *, alike: bool = False) -> bool:
         """Return whether a call is of `name`: itself, by another name, or a class of the script that is derived of it;
         `alike`: or of something whose name ends so."""

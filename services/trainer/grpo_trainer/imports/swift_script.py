@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError
 from .python_source import PythonSource, keywords, python_source
 from .python_values import UnknownValueError, Values
 from .script_reader import short
@@ -18,13 +17,7 @@ def read_swift_script(path: Path, words: list[str]) -> Script:
     Raises UsageError for no such call, and for several.
     """
     source = python_source(path)
-    calls = source.calls("RLHFArguments")
-    if len(calls) != 1:
-        raise UsageError(
-            f"{path} makes {len(calls) or 'no'} RLHFArguments, and a run file is one run",
-            hint="give the script that makes one, or the options of `swift rlhf`",
-        )
-    (call,), script = calls, Script()
+    call, script = source.only_call("RLHFArguments", of=path, command="swift rlhf"), Script()
     values = Values(source, path.parent, {}, {})
     given = keywords(call) | _set_later(source, call)
     command = ["swift", "rlhf"]

@@ -29,13 +29,8 @@ def read_trl_script(path: Path, words: Mapping[str, str], variables: Mapping[str
     Raises UsageError for no trainer and for several.
     """
     source = python_source(path)
-    trainers = source.calls("GRPOTrainer")
-    if len(trainers) != 1:
-        raise UsageError(
-            f"{path} makes {len(trainers) or 'no'} GRPOTrainer, and a run file is one run",
-            hint="give the script that makes one, or the options of `trl grpo`",
-        )
-    reader = Reader(source, path, trainers[0], words, variables)
+    trainer = source.only_call("GRPOTrainer", of=path, command="trl grpo")
+    reader = Reader(source, path, trainer, words, variables)
     for read in (read_config, read_model, read_adapter, read_rows, read_episodes, read_rewards, read_environment):
         read(reader)
     reader.found.variables = reader.values.variables_read
