@@ -15,6 +15,7 @@ nesting.py         how deep a JSON value is nested
 totals.py          a sample's total reward, and a retry of the scores that broke
 code_hash.py       a digest of a reward's source files
 fingerprint.py     short digests of a tokenizer and of a chat template
+images.py          the images of a prompt, decoded alike by rollout server and trainer (needs Pillow)
 nulls.py           drop the nulls with which Arrow fills up objects
 swift_stand_in.py  what files written for ms-swift import, where it is not installed
 tool_arguments.py  the arguments of a tool call, as chat templates read them

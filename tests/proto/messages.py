@@ -196,6 +196,7 @@ EXAMPLES: dict[str, BaseModel] = {
             vocabulary_fingerprint="fedcba9876543210",
             chat_template_fingerprint=None,
             max_model_len=4096,
+            max_images=2,
             world_size=1,
             device="cuda",
             gpus=["GPU-2f7d9c3e-0a51-4b8e-9d6c-3f1e5a7b9c0d"],
@@ -284,6 +285,7 @@ EXAMPLES: dict[str, BaseModel] = {
 VARIANTS: dict[str, BaseModel] = {
     "Sampling-shaped": _shaped,
     "Sampling-structured": Sampling(max_tokens=64, structured_outputs=_structured),
+    "Prompt-images": Prompt(token_ids=[1, 9, 2], images=["iVBORw0KGgo=", "/9j/4AA="]),
     "Message-tool-calls": Message(role="assistant", content="I add the first two.", tool_calls=[_call]),
     "Message-null-content": Message(role="assistant", content=None, tool_calls=[_call]),
     "Message-tool": Message(role="tool", content="63", tool_call_id="call-1", name="add"),

@@ -117,6 +117,8 @@ def test_unknown_fields_deep_inside_a_request_are_refused():
         ("Prompt", {"token_ids": [-1]}, "token_ids"),
         ("Prompt", {"token_ids": []}, "token_ids"),
         ("Prompt", {"seed": 2**63}, "seed"),
+        ("Prompt", {"images": [""]}, "images"),
+        ("Prompt", {"images": ["AA=="] * 17}, "images"),
         ("Sampling", {"temperature": -0.1}, "temperature"),
         ("Sampling", {"top_p": 0}, "top_p"),
         ("Sampling", {"max_tokens": 0}, "max_tokens"),
@@ -154,6 +156,12 @@ def test_a_prompt_is_tokens_or_messages():
     for wrong in ({}, {"token_ids": [1], "messages": [{"role": "user", "content": ""}]}):
         with pytest.raises(ValidationError, match="either token_ids or messages"):
             Prompt.model_validate(wrong)
+
+
+def test_images_go_with_tokens_and_a_prompt_without_them_travels_as_before():
+    with pytest.raises(ValidationError, match="images go with token_ids: render the messages"):
+        Prompt(messages=[Message(role="user", content="")], images=["AA=="])
+    assert "images" not in Prompt(token_ids=[1], images=[]).model_dump()
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,27 @@ from .weights import WeightState
 
 FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 TokenId = Annotated[int, Field(ge=0)]
+MAX_IMAGES = 16
+"""Images of one prompt."""
 
 
 class Prompt(Request):
-    """One prompt: token ids as they are, or messages for the server's chat template."""
+    """One prompt: token ids as they are, or messages for the server's chat template.
+
+    With `images`, `token_ids` hold the model's image placeholder once for each image, in the order of the images, as
+    the chat template writes it. The server expands it to as many tokens as the image takes; `prompt_token_ids` of the
+    answer are the expanded ones.
+    """
 
     token_ids: Annotated[list[TokenId] | None, StopAtFirstFault()] = Field(default=None, min_length=1)
     messages: Annotated[list[Message] | None, StopAtFirstFault()] = Field(default=None, min_length=1)
+    images: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list,
+        max_length=MAX_IMAGES,
+        # Leave the field out when it is empty: an older server refuses a field that it does not have.
+        exclude_if=lambda value: not value,
+        description="Each the standard base64 of an encoded file: PNG, JPEG or WebP.",
+    )
     seed: int | None = Field(
         default=None, ge=0, lt=2**63, description="Makes the completions of this prompt reproducible."
     )
@@ -34,6 +48,11 @@ class Prompt(Request):
     def _one_of_two(self) -> "Prompt":
         if (self.token_ids is None) == (self.messages is None):
             raise ValueError("a prompt has either token_ids or messages")
+        if self.images and self.token_ids is None:
+            raise ValueError(
+                "images go with token_ids: render the messages with the model's chat template, which writes a "
+                "placeholder for each image, and send its token ids"
+            )
         return self
 
 
@@ -223,6 +242,7 @@ class RolloutInfo(Response):
     )
     chat_template_fingerprint: str | None
     max_model_len: int
+    max_images: int = Field(0, description="Images that a prompt may have; 0: the model or the server takes none.")
     world_size: int = Field(description="Workers that take part in a weight group.")
     device: Literal["cpu", "cuda"]
     gpus: list[str] = Field(default_factory=list, description="UUIDs of the GPUs of the server's workers.")
