@@ -25,6 +25,7 @@ from tests.trainer.made_engines import (
     weights,
 )
 from tests.trainer.made_episodes import build_updates, decided, make_taken
+from tests.trainer.seen_engines import seen
 from tests.trainer.tested_rank import Scenario, run_scenarios
 
 from grpo_trainer.algorithm.skipping import sequences_to_compute
@@ -377,6 +378,7 @@ def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
             shared = partial(gradient, folder, stage, 80, True, 20, share="auto", **read)
             found[f"gradient {stage} 80 True 20 shared"] = shared
             found[f"gradient {stage} 80 True 20 imitation"] = partial(shared, imitates=True)
+        found |= {f"seen {stage}": partial(seen, folder, stage) for stage in (0, 2, 3)}
         found["unread"] = partial(unread, folder)
         for name, model in EXPORTED.items():
             stage, dtype, *_ = name.split()

@@ -1,7 +1,7 @@
 """Episodes and training sequences, for tests that need many."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +9,7 @@ from grpo_proto import RewardScore
 from grpo_trainer.algorithm.batching import micro_batches, parts_of_ranks, tokens_of_updates
 from grpo_trainer.algorithm.decisions import sequences_of
 from grpo_trainer.algorithm.demonstrations import Demonstrations
+from grpo_trainer.algorithm.image_tokens import Images
 from grpo_trainer.algorithm.planning import plan_updates
 from grpo_trainer.algorithm.prefixes import PrefixSharing
 from grpo_trainer.algorithm.sequences import Episode, MicroBatch, Segment, TrainingSequence, Turn, single_turn
@@ -61,6 +62,7 @@ def build_updates(
     device: object = "cpu",
     num_updates: int | None = None,
     prefixes: PrefixSharing | None = None,
+    see: Callable[[list[TrainingSequence]], Images | None] = lambda _: None,
 ) -> list[list[MicroBatch]]:
     """The micro-batches of one rank, the way the loop and the ranks make them."""
     plan = plan_updates(
@@ -80,6 +82,7 @@ def build_updates(
         pad_token_id=pad_token_id,
         device=device,  # type: ignore[arg-type]
         prefixes=prefixes,
+        images=see(parts[rank]),
     )
 
 

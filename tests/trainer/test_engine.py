@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 from tests.tiny_model import make_model, make_tokenizer
+from tests.tiny_vision_model import save_tiny_vision_model
 from tests.trainer.engine_cases import BALANCED, EXPORTED, SHARED
 from tests.trainer.made_episodes import VERSION, build_updates, decided, made_imitation, make_taken
+from tests.trainer.seen_engines import plain_gradient as plain_seen_gradient
 from tests.trainer.spawned_ranks import MARKS, run_ranks
 from torch import nn
 from transformers import (
@@ -49,6 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = Qwen3MoeForCausalLM(experts)
     for layer in model.model.layers:
         nn.init.normal_(layer.mlp.gate.weight, std=0.5)  # routers that prefer some experts
+    save_tiny_vision_model(folder / "vision")
     model.save_pretrained(folder / "experts")
     make_tokenizer().save_pretrained(folder / "experts")
     return folder
@@ -143,6 +146,19 @@ def test_demonstrations_have_their_share_of_the_gradient(
     alone = made_imitation(budget=10_000)
     assert_equals(plain_gradient(folder, 20, top_quantile, entropy_coef, alone), found, metrics)
     assert all(of_rank["chord/mu"] == alone.mu for of_rank in metrics)
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_an_update_with_images_has_the_gradient_of_one_model(folder: Path, two_ranks: list[dict[str, Any]], stage: int):
+    """Of the text alone. Under ZeRO-3 a rank with fewer images looks at blank ones: a pass is a collective."""
+    found = torch.load(folder / f"seen-{stage}.pt", weights_only=True)
+    expected = plain_seen_gradient(folder)
+    assert {name for name in found if "vision" in name or "connector" in name}.isdisjoint(expected)
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, expected.get(name, torch.zeros_like(gradient)), rtol=1e-4, atol=2e-6)
+    looks = [of_rank[f"seen {stage}"]["looks"] for of_rank in two_ranks]
+    assert sum(of_rank[f"seen {stage}"]["with_images"] for of_rank in two_ranks) > 0
+    assert (len(set(looks)) == 1) is (stage == 3)
 
 
 def test_layers_that_do_not_read_the_shared_prefixes_are_an_error_on_every_rank(two_ranks: list[dict[str, Any]]):

@@ -20,6 +20,7 @@ from .algorithm.sequences import MicroBatch
 from .checkpoint.file_writer import FileWriter
 from .checkpoint.files import Described
 from .checkpoint.saving import writing
+from .engine.images import VisionTower
 from .engine.imitation import Imitation
 from .engine.own_logprobs import own_logprobs
 from .engine.training_engine import TrainingEngine
@@ -54,6 +55,13 @@ class RankWork:
     def __init__(self, engine: TrainingEngine, ranks: Ranks, *, pad_token_id: int, tokens_per_micro_batch: int):
         self.engine, self.ranks = engine, ranks
         self._pad_token_id, self._tokens_per_micro_batch = pad_token_id, tokens_per_micro_batch
+        # Images of prompts: for a model that sees none, or with whose images nobody has proved the update, None.
+        self._tower = VisionTower.of(
+            engine.policy.model,
+            engine.model_config.name_or_path,
+            device=engine.device,
+            sharded=engine.zero_stage == 3,
+        )
         self._updates: list[list[MicroBatch]] = []
         self._imitation: Imitation | None = None
         self._buckets: Iterator[torch.Tensor] = iter(())
@@ -84,14 +92,16 @@ class RankWork:
     def _micro_batches(
         self, arrays: NamedArrays, plans: list[PlanOfRank], update_tokens: list[int], version: int
     ) -> list[list[MicroBatch]]:
+        sequences = from_arrays(arrays)
         return micro_batches(
-            from_arrays(arrays),
+            sequences,
             plans[self.ranks.rank],
             update_tokens,
             version=version,
             pad_token_id=self._pad_token_id,
             device=self.engine.device,
             prefixes=self.engine.prefixes,
+            images=self._tower.see(sequences) if self._tower else None,
         )
 
     def prepare(self) -> None:
@@ -120,12 +130,14 @@ class RankWork:
 
     def logprobs(self, arrays: NamedArrays, version: int) -> list[list[float]]:
         """The logprobs of the trained tokens of sequences that every rank gets: they are few and short."""
+        sequences = from_arrays(arrays)
         return own_logprobs(
             self.engine,
-            from_arrays(arrays),
+            sequences,
             version=version,
             tokens_per_micro_batch=self._tokens_per_micro_batch,
             pad_token_id=self._pad_token_id,
+            images=self._tower.see(sequences) if self._tower else None,
         )
 
     def try_sharing(self, arrays: NamedArrays, bound: float, quantile: float | None) -> str | None:

@@ -11,6 +11,7 @@ skipping.py     sequences without a gradient are not computed
 planning.py     sequences → ranks and micro-batches; named_arrays.py: their way to a rank; batching.py: as tensors there
 prefixes.py     each token once: which tokens of a micro-batch several sequences share; attention_layout.py: what
                 attention reads of it; sharing_trial.py: sequences that share in every way
+image_tokens.py the places of images in a sequence, by names that tell different images apart
 demonstrations.py
                 what an update imitates beside its samples, and its share of the loss
 loss.py         logprobs → the loss of a micro-batch; kl.py: its KL term

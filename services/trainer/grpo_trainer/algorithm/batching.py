@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from .attention_layout import AttentionLayout, attention_layout
+from .image_tokens import ImageInputs, Images, are_places
 from .planning import Plan
 from .prefixes import PrefixSharing, grow
 from .sequences import MicroBatch, TrainingSequence
@@ -53,8 +54,10 @@ def micro_batches(
     pad_token_id: int,
     device: torch.device | str,
     prefixes: PrefixSharing | None = None,
+    images: Images | None = None,
 ) -> list[list[MicroBatch]]:
-    """The micro-batches of one rank, by optimizer update. `version` is the policy that is trained on them."""
+    """The micro-batches of one rank, by optimizer update. `version` is the policy that is trained on them; `images` are
+    those of the sequences, if they have any."""
     return [
         [
             collate(
@@ -64,6 +67,7 @@ def micro_batches(
                 pad_token_id=pad_token_id,
                 device=device,
                 prefixes=prefixes,
+                images=images,
             )
             for numbers in of_update
         ]
@@ -79,6 +83,7 @@ def collate(
     pad_token_id: int,
     device: torch.device | str,
     prefixes: PrefixSharing | None = None,
+    images: Images | None = None,
 ) -> MicroBatch:
     """Put `sequences` into tensors, in padded rows or, with `prefixes`, in one in which every needed token stands once;
     none make the empty micro-batch (see `MicroBatch`).
@@ -89,9 +94,10 @@ def collate(
     for sequence in sequences:
         _check(sequence, version)
     if prefixes is None:
-        rows = _padded([sequence.token_ids_L for sequence in sequences], pad_token_id)
+        rows = _padded([sequence.token_ids_L for sequence in sequences], pad_token_id, images)
     else:
-        rows = _shared([sequence.needed_ids for sequence in sequences], pad_token_id, device)
+        rows = _shared([sequence.needed_ids for sequence in sequences], pad_token_id, device, images)
+    seen = rows.see(images)
     counts_Q = [sequence.num_trained for sequence in sequences]
     # Episodes in the order they come, from 0: their sequences follow each other.
     starts_Q = [0, *(int(a.episode != b.episode) for a, b in pairwise(sequences))]
@@ -127,6 +133,7 @@ def collate(
         trained_Q=counts_Q,
         position_ids_BL=None if rows.position_ids_BL is None else put(rows.position_ids_BL),
         layout=rows.layout,
+        images=seen,
         token_counts_BL=put(counts.reshape(rows.input_ids_BL.shape).astype(np.float32)),
     )
 
@@ -147,18 +154,48 @@ class _Rows:
     position_ids_BL: NDArray[np.int64] | None = None
     layout: AttentionLayout | None = None
 
+    def see(self, images: Images | None) -> ImageInputs | None:
+        """Put the image token where a place of an image is named; return what stands there."""
+        place_M = np.flatnonzero(are_places(self.input_ids_BL))
+        if images is None or not len(place_M):
+            return None
+        flat = self.input_ids_BL.reshape(-1)  # a view: the rows are contiguous
+        seen = images.inputs(flat[place_M], place_M)
+        flat[place_M] = images.image_token_id
+        return seen
 
-def _padded(tokens_Q: Sequence[NDArray[np.int64]], pad_token_id: int) -> _Rows:
+
+def _padded(tokens_Q: Sequence[NDArray[np.int64]], pad_token_id: int, images: Images | None) -> _Rows:
     length = max((len(token_ids_L) for token_ids_L in tokens_Q), default=1)
     input_ids_BL = np.full((max(len(tokens_Q), 1), length), pad_token_id, dtype=np.int64)
     paths_Q = []
     for row, token_ids_L in enumerate(tokens_Q):
         input_ids_BL[row, : len(token_ids_L)] = token_ids_L
         paths_Q.append(np.arange(row * length, row * length + len(token_ids_L)))
-    return _Rows(input_ids_BL, paths_Q)
+    return _Rows(input_ids_BL, paths_Q, _positions(tokens_Q, paths_Q, input_ids_BL.shape, images))
 
 
-def _shared(tokens_Q: Sequence[NDArray[np.int64]], pad_token_id: int, device: torch.device | str) -> _Rows:
+def _positions(
+    tokens_Q: Sequence[NDArray[np.int64]],
+    paths_Q: Sequence[NDArray[np.int64]],
+    size: tuple[int, ...],
+    images: Images | None,
+) -> NDArray[np.int64] | None:
+    """In time, height and width [3, B, L], for families that count them apart; None for others, and without images."""
+    positions_Q = [images.positions(token_ids_L) for token_ids_L in tokens_Q] if images is not None else []
+    in_space_Q = [positions_3L for positions_3L in positions_Q if positions_3L is not None]
+    if not in_space_Q:
+        return None
+    found = np.zeros((3, *size), np.int64)
+    flat = found.reshape(3, -1)
+    for path_L, positions_3L in zip(paths_Q, in_space_Q, strict=True):
+        flat[:, path_L] = positions_3L
+    return found
+
+
+def _shared(
+    tokens_Q: Sequence[NDArray[np.int64]], pad_token_id: int, device: torch.device | str, images: Images | None
+) -> _Rows:
     # A rank with nothing to do computes a token of padding, and its layers read a layout as everybody's.
     planted = tokens_Q or [np.array([pad_token_id])]
     forest = grow(planted)
@@ -167,9 +204,10 @@ def _shared(tokens_Q: Sequence[NDArray[np.int64]], pad_token_id: int, device: to
         input_ids_BL[0, path_L] = token_ids_L
         position_ids_BL[0, path_L] = np.arange(len(path_L))
     paths_Q, layout = forest.paths_Q if tokens_Q else [], attention_layout(forest, device)
-    if (size := layout.equal_rows) is not None:
-        return _Rows(input_ids_BL.reshape(size), paths_Q, None, layout)
-    return _Rows(input_ids_BL, paths_Q, position_ids_BL, layout)
+    size = layout.equal_rows or input_ids_BL.shape
+    in_space = _positions(tokens_Q, paths_Q, size, images)
+    positions = in_space if in_space is not None else None if layout.equal_rows else position_ids_BL
+    return _Rows(input_ids_BL.reshape(size), paths_Q, positions, layout)
 
 
 def _check(sequence: TrainingSequence, version: int) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from .attention_layout import AttentionLayout
+    from .image_tokens import ImageInputs
 
 DropReason = Literal["stale", "crash", "unscorable", "timeout", "error", "small_group", "truncated", "empty"]
 DROP_REASONS: tuple[DropReason, ...] = get_args(DropReason)
@@ -78,6 +79,8 @@ class Segment:
     turns: list[Turn]
     logprobs: list[float] | None = None
     """The server's, one for each token of the turns, in order; None when it was not asked for them."""
+    images: tuple[str, ...] = ()
+    """All images of its context, encoded, whose places `token_ids` names (`image_tokens.py`)."""
     parent: int | None = None
     """Number of the segment of the same episode that this one continues or forks from."""
     fork_at: int | None = None
@@ -224,6 +227,7 @@ def single_turn(
     finish_reason: str,
     text: str = "",
     logprobs: list[float] | None = None,
+    images: tuple[str, ...] = (),
 ) -> Episode:
     """A prompt and its completion: one segment with one turn."""
     start, end = len(prompt_token_ids), len(prompt_token_ids) + len(token_ids)
@@ -231,7 +235,7 @@ def single_turn(
     cut = finish_reason == "length"
     return Episode(
         episode_id,
-        [Segment([*prompt_token_ids, *token_ids], [turn], logprobs)],
+        [Segment([*prompt_token_ids, *token_ids], [turn], logprobs, images)],
         status="truncated" if cut else "completed",
         cause="policy" if cut else None,
     )
@@ -278,6 +282,8 @@ class TrainingSequence:
     """Of the policy that sampled the token; CONTEXT where none did."""
     turns_L: NDArray[np.int64]
     """Number of the token's turn in its episode; CONTEXT where it is in none."""
+    images: tuple[str, ...] = ()
+    """Those of the segment."""
 
     @property
     def num_tokens(self) -> int:
@@ -309,6 +315,7 @@ def untrained_sequence(segment: Segment, *, episode: int = 0, first_turn: int = 
         logprobs_L=np.full(length, np.nan, dtype=np.float32),
         versions_L=np.full(length, CONTEXT, dtype=np.int64),
         turns_L=np.full(length, CONTEXT, dtype=np.int64),
+        images=segment.images,
     )
     read = 0
     for number, turn in enumerate(segment.turns, start=first_turn):
@@ -359,9 +366,12 @@ class MicroBatch:
     trained_Q: list[int]
     """Trained tokens of each sequence."""
     position_ids_BL: "torch.Tensor | None" = None
-    """From 0 in each sequence; None for padded rows."""
+    """From 0 in each sequence; None for padded rows. With images in families that count time, height and width apart
+    [3, B, L], for padded rows, too."""
     layout: "AttentionLayout | None" = None
     """What attention reads of the row with every token once; None for padded rows."""
+    images: "ImageInputs | None" = None
+    """What stands at the places of images; None without any."""
     token_counts_BL: "torch.Tensor | None" = None
     """How many sequences need the token, float32, for averages over tokens: 0 for padding, 1 in a micro-batch without
     sequences."""
@@ -376,9 +386,9 @@ class MicroBatch:
     """Their number in the whole optimizer update, over all micro-batches and ranks."""
 
     @property
-    def inputs(self) -> tuple["torch.Tensor | AttentionLayout | None", ...]:
+    def inputs(self) -> tuple["torch.Tensor | AttentionLayout | ImageInputs | None", ...]:
         """What the policy's forward pass takes, in its order."""
-        return self.input_ids_BL, self.hidden_N, self.target_N, self.position_ids_BL, self.layout
+        return self.input_ids_BL, self.hidden_N, self.target_N, self.position_ids_BL, self.layout, self.images
 
     def part(self, tokens: slice) -> "MicroBatch":
         """The same with some of its N tokens; of an episode these may be a few, or none."""

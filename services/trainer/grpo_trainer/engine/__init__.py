@@ -2,6 +2,7 @@
 
 training_engine.py       the parts below, put together
 model.py, output_head.py the policy; logprob and entropy of each completion token
+images.py                what the model's vision tower makes of the images of prompts
 family.py                the configuration of the model's family
 rope.py                  the context up to which the model's rotary embedding does not depend on the length
 shared_attention.py      attention over rows in which sequences share their beginnings

@@ -6,6 +6,12 @@ from ..config.model import ModelConfig
 from ..errors import TrainerError, model_error_class
 from ..model_files import what_it_is
 
+IMAGE_FAMILIES = ("idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "llava_onevision", "internvl")
+"""Model types with whose images the trainer computes what transformers does: tests/trainer/test_images.py.
+
+A family whose images see each other ahead (gemma3, paligemma) or whose decoder reads them otherwise (mllama) would go
+unnoticed until the canary, hence a list."""
+
 
 def load_family(config: ModelConfig) -> PretrainedConfig:
     """Raises UsageError when there is none, and UnavailableError when the Hub does not answer."""
@@ -24,6 +30,14 @@ def has_experts(family: PretrainedConfig) -> bool:
     counts = [getattr(text, key, None) for key in ("num_experts", "num_local_experts", "n_routed_experts")]
     counts.append(getattr(getattr(text, "ffn_config", None), "moe_num_experts", None))  # dbrx
     return any((count or 0) > 1 for count in counts)
+
+
+def image_token_of(family: PretrainedConfig) -> int | None:
+    """The token that stands for each place of an image; None for a family whose images are not trained on."""
+    if family.model_type not in IMAGE_FAMILIES:
+        return None
+    token_id = getattr(family, "image_token_id", None)
+    return token_id if token_id is not None else getattr(family, "image_token_index", None)
 
 
 def no_model(config: ModelConfig, error: Exception) -> TrainerError:

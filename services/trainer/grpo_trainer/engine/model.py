@@ -6,9 +6,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 from grpo_proto.checkpoint_files import checkpoint_folder, read_headers
 from grpo_proto.checkpoint_layout import LayoutError, Piece, checkpoint_layout
@@ -37,7 +44,7 @@ def load_policy(config: ModelConfig, *, temperature: float, zero3: dict[str, Any
     try:
         family = AutoConfig.from_pretrained(config.name_or_path, trust_remote_code=config.trust_remote_code)
         check_family(family, config.name_or_path)
-        model = AutoModelForCausalLM.from_pretrained(
+        model = auto_class_of(family).from_pretrained(
             config.name_or_path,
             dtype=getattr(torch, config.dtype),
             attn_implementation=attention_for(family, config.attn_implementation),
@@ -61,6 +68,13 @@ def load_policy(config: ModelConfig, *, temperature: float, zero3: dict[str, Any
         chunk_tokens=config.logprob_chunk_tokens,
         in_float32=config.head_dtype == "float32",
     )
+
+
+def auto_class_of(family: PretrainedConfig) -> type[_BaseAutoModelClass]:
+    """Return transformers' class that loads the family: most vision-language ones have one of their own."""
+    of_text = type(family) in AutoModelForCausalLM._model_mapping
+    found: type[_BaseAutoModelClass] = AutoModelForCausalLM if of_text else AutoModelForImageTextToText
+    return found
 
 
 def check_family(family: PretrainedConfig, name_or_path: str) -> None:
@@ -87,7 +101,7 @@ def attention_for(family: PretrainedConfig, wanted: str) -> str:
     sinks (gpt_oss).
     """
     soft_caps = getattr(family.get_text_config(), "attn_logit_softcapping", None) is not None
-    known = AutoModelForCausalLM._model_mapping.get(type(family), None)
+    known = auto_class_of(family)._model_mapping.get(type(family), None)
     if wanted == "sdpa" and (soft_caps or not getattr(known, "_supports_sdpa", True)):
         log.info("model.attn_implementation: eager, because sdpa cannot compute the attention of %s", family.model_type)
         return "eager"

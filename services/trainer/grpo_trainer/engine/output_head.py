@@ -16,6 +16,8 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ..algorithm.attention_layout import AttentionLayout
+from ..algorithm.image_tokens import ImageInputs
+from .images import with_images
 from .load_balancing import load_balancing_loss
 from .shared_attention import Take, reading, shared_name
 
@@ -71,6 +73,7 @@ class Policy(nn.Module):  # type: ignore[misc]
         target_N: torch.Tensor,
         position_ids_BL: torch.Tensor | None = None,
         layout: AttentionLayout | None = None,
+        images: ImageInputs | None = None,
         token_loss: TokenLoss | None = None,
         token_counts_BL: torch.Tensor | None = None,
     ) -> Outputs:
@@ -86,14 +89,15 @@ class Policy(nn.Module):  # type: ignore[misc]
         settings: dict[str, Any] = {"use_cache": False} | (
             {} if token_counts_BL is None else {"output_router_logits": True}
         )
+        settings |= {"input_ids": input_ids_BL} if images is None else with_images(decoder, input_ids_BL, images)
+        if position_ids_BL is not None:
+            settings["position_ids"] = position_ids_BL
         if layout is None:
-            outputs = decoder(input_ids=input_ids_BL, **settings)
+            outputs = decoder(**settings)
             hidden_NH = outputs.last_hidden_state.flatten(0, 1).index_select(0, hidden_N)
         else:
             with reading(layout, num_layers=decoder.config.num_hidden_layers, family=decoder.config.model_type):
-                outputs = decoder(
-                    input_ids=input_ids_BL, position_ids=position_ids_BL, shared_prefixes=layout, **settings
-                )
+                outputs = decoder(shared_prefixes=layout, **settings)
             hidden_NH = Take.apply(outputs.last_hidden_state.flatten(0, 1), hidden_N)
         of_head: Outputs = self.head(hidden_NH, target_N, token_loss)
         if token_counts_BL is None:

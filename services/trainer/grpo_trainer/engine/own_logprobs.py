@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 
 from ..algorithm.batching import micro_batches
+from ..algorithm.image_tokens import Images
 from ..algorithm.planning import Neighbours, fill_rows
 from ..algorithm.prefixes import PrefixSharing
 from ..algorithm.sequences import MicroBatch, TrainingSequence
@@ -27,6 +28,7 @@ def own_logprobs(
     tokens_per_micro_batch: int,
     pad_token_id: int,
     prefixes: PrefixSharing | None = None,
+    images: Images | None = None,
 ) -> list[list[float]]:
     """Return the logprobs of the trained tokens of each sequence, which all ranks compute: they are few and short.
 
@@ -49,6 +51,7 @@ def own_logprobs(
         pad_token_id=pad_token_id,
         device=engine.device,
         prefixes=prefixes,
+        images=images,
     )
     found: dict[int, list[float]] = {}
     for indices, logprobs_N in zip(numbers, engine.logprobs(batches), strict=True):

@@ -7,6 +7,7 @@ from transformers import PretrainedConfig
 
 from ..algorithm.prefixes import PrefixSharing
 from ..config.model import ModelConfig
+from .family import IMAGE_FAMILIES
 from .shared_attention import in_one_call
 
 log = logging.getLogger(__name__)
@@ -15,7 +16,8 @@ SHARING_FAMILIES = (
     "qwen2", "qwen3", "llama", "mistral", "phi3", "gemma2", "gemma3_text", "olmo2", "granite", "smollm3", "glm4",
     "gemma3", "qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3",
 )  # fmt: skip
-"""Model types whose logprobs and gradients are those of padded rows: tests/trainer/test_shared_prefixes.py.
+"""Model types whose logprobs and gradients are those of padded rows: tests/trainer/test_shared_prefixes.py. Those of
+families with images are, too: tests/trainer/test_images.py.
 
 A mask that says more than causal and sliding window would go unnoticed (chunks, sparse indexers), hence a list. Linear
 attention and other recurrences carry a state along the row and read no layout."""
@@ -33,12 +35,12 @@ def prefix_sharing_for(
     """
     if share == "never":
         return None
-    if family.model_type not in SHARING_FAMILIES:
+    if family.model_type not in (*SHARING_FAMILIES, *IMAGE_FAMILIES):
         log.info(
             "shared prefixes are off for %s, with which nobody has proved them: each sequence has a padded row; the "
             "families that share: %s",
             family.model_type,
-            ", ".join(SHARING_FAMILIES),
+            ", ".join((*SHARING_FAMILIES, *IMAGE_FAMILIES)),
         )
         return None
     masks = not (config.attn_implementation.startswith("flash_attention") or _in_one_call(family, config, device))

@@ -1,0 +1,81 @@
+"""Image tokens: where a sequence has an image, each place a number of its own.
+
+A prompt has one token for every place of every image, and the tower's features stand there instead of that token's
+embedding. By token ids alone two images of one size are equal, and shared prefixes (`prefixes.py`) would compute one of
+them for both. So in training a place is named by the images of its prompt and by its number among their places, beyond
+every vocabulary: equal images are equal tokens, and all else that compares token ids need not know of images.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+FIRST_NAME = 1 << 62
+PLACE_BITS = 22
+"""Up to four million places in a prompt; 40 bits are left for a hash of its images."""
+_PLACES = 1 << PLACE_BITS
+
+
+def key_of(images: Sequence[str]) -> int:
+    """Hash the encoded images of a prompt to the first name of its places."""
+    digest = hashlib.blake2b("\n".join(images).encode(), digest_size=5).digest()
+    return FIRST_NAME + (int.from_bytes(digest) << PLACE_BITS)
+
+
+def name_places(token_ids: Sequence[int], images: Sequence[str], image_token_id: int) -> list[int]:
+    """Return the prompt with a name for each place that has the image token, numbered from its first image to its last.
+
+    `images` are all its images, encoded, in order. Raises ValueError for more places than there are names.
+    """
+    name = key_of(images)
+    last = name + _PLACES
+    named = []
+    for token_id in token_ids:
+        if token_id == image_token_id:
+            if name == last:
+                raise ValueError(f"the images of a prompt take more than {_PLACES} tokens")
+            token_id, name = name, name + 1
+        named.append(token_id)
+    return named
+
+
+def are_places(token_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of the tokens are places of images."""
+    return token_ids >= FIRST_NAME
+
+
+def keys_and_places(names: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The way back from names: the key of each one's images, and its number among their places."""
+    places = names & (_PLACES - 1)
+    return names - places, places
+
+
+@dataclass
+class ImageInputs:
+    """What the images of a micro-batch are to the decoder; M are the places in its rows, one after the other."""
+
+    place_M: Any
+    """Where in the rows, in order [M], int64."""
+    feature_MH: Any
+    """What the tower makes of the image there [M, H]."""
+    deep_features_DMH: Any = None
+    """What it adds to the hidden states behind each of the first D layers, for families that do so (DeepStack)."""
+
+
+class Images(Protocol):
+    """The images of a rank's sequences, as the tower of its model sees them: `engine/images.py`."""
+
+    image_token_id: int
+
+    def inputs(self, names_M: NDArray[np.int64], place_M: NDArray[np.int64]) -> ImageInputs:
+        """The features at these places of the rows. Raises RunError for a place that the tower has no feature for."""
+        ...
+
+    def positions(self, token_ids_L: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Positions in time, height and width [3, L] of the tokens of a sequence; None where the family counts tokens
+        alone."""
+        ...

@@ -1,0 +1,70 @@
+"""Images in an update: the logprobs of transformers' own forward pass, in padded rows and with shared prefixes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.trainer.made_episodes import VERSION
+from tests.trainer.made_forests import SHARING, learnt
+from tests.trainer.made_vision import FAMILIES, IMAGE_TOKEN, save_family, seen_sequences
+
+from grpo_proto.images import decode_image
+from grpo_trainer.algorithm.batching import collate
+from grpo_trainer.algorithm.image_tokens import are_places
+from grpo_trainer.algorithm.sequences import TrainingSequence
+from grpo_trainer.engine.family import IMAGE_FAMILIES
+from grpo_trainer.engine.images import VisionTower
+from grpo_trainer.engine.output_head import Policy
+
+CPU = torch.device("cpu")
+
+
+def by_transformers(model: Any, tower: VisionTower, sequence: TrainingSequence) -> torch.Tensor | None:
+    """Logprobs of the trained tokens: the whole model called with token ids and pixels, as its processor would. None
+    where the image token is sampled: that is text, and the model would want an image for it."""
+    is_place = torch.from_numpy(are_places(sequence.token_ids_L))[None]
+    ids = torch.from_numpy(sequence.token_ids_L.copy())[None]
+    ids[is_place] = IMAGE_TOKEN
+    if ((ids == IMAGE_TOKEN) & ~is_place).any():
+        return None
+    trained = torch.from_numpy(sequence.loss_mask_L)
+    inputs: dict[str, Any] = {"input_ids": ids}
+    if sequence.images:
+        made = tower.processor(images=[decode_image(one) for one in sequence.images], return_tensors="pt")
+        inputs |= {name: value for name, value in made.items() if name in tower.reads}
+        if tower.rope_index is not None:
+            inputs["mm_token_type_ids"] = is_place.int()
+    with torch.no_grad():
+        logprobs = (model(**inputs).logits[0, :-1] / 0.9).log_softmax(-1)
+    return logprobs.gather(1, ids[0, 1:, None])[:, 0][trained[1:]]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_update_with_images_is_what_transformers_computes_shared_or_not(name: str, tmp_path: Path):
+    model = save_family(name, tmp_path)
+    tower = VisionTower.of(model, str(tmp_path), device=CPU, sharded=False)
+    assert tower is not None
+    sequences = seen_sequences(lambda image: len(tower.features_of([image]).feature_KH))
+    expected = [by_transformers(model, tower, one) for one in sequences]
+    policy = Policy(model, temperature=0.9, chunk_tokens=8)
+    both = []
+    for prefixes in (None, SHARING):
+        batch = collate(
+            sequences, version=VERSION, update_tokens=1, pad_token_id=0, device="cpu", prefixes=prefixes,
+            images=tower.see(sequences),
+        )  # fmt: skip
+        both.append(learnt(policy, [batch]))
+    parts = both[0][0].split([one.num_trained for one in sequences])
+    compared = [(own, theirs) for own, theirs in zip(parts, expected, strict=True) if theirs is not None]
+    assert len(compared) == 4
+    for own, theirs in compared:
+        torch.testing.assert_close(own, theirs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(both[1][0], both[0][0], rtol=1e-6, atol=2e-6)
+    assert (both[1][2] - both[0][2]).norm() < 2e-6 * both[0][2].norm()
+    red, blue = parts[1], parts[3]
+    assert not torch.allclose(red[:1], blue[:1], atol=1e-3), "another image, the same question"
+
+
+def test_the_families_are_those_that_are_tried():
+    assert set(FAMILIES) == set(IMAGE_FAMILIES)
