@@ -21,7 +21,7 @@ import torch
 from tests.processes import ROLLOUT_ENVIRONMENT, Service, free_port, rollout_command, service
 from tests.tiny_model import make_tokenizer
 
-from grpo_proto import WeightState
+from grpo_proto import Prompt, WeightState
 from grpo_proto.client.clients import WeightsClient
 from grpo_trainer.algorithm.agreement import Rule
 from grpo_trainer.algorithm.sequences import untrained_sequence
@@ -152,7 +152,7 @@ class PushingTrainer:
 
     def canary(self, version: int) -> list[Probe]:
         """Have the server sample with `version`."""
-        prompts = [[5 + number, 20 + number] for number in range(8)]
+        prompts = [Prompt(token_ids=[5 + number, 20 + number], seed=number) for number in range(8)]
         sampling = sample_probes(
             self.fleet, prompts, CanaryConfig(), session=self.fleet.session, version=version, temperature=1.0
         )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_proto import ErrorDetail, InfrastructureError, RolloutRequest
+from grpo_proto import ErrorDetail, InfrastructureError, Prompt, RolloutRequest
 from grpo_trainer.algorithm.agreement import Rule
 from grpo_trainer.algorithm.sequences import MicroBatch, Segment, Turn, untrained_sequence
 from grpo_trainer.config.run_config import RunConfig
@@ -98,10 +98,10 @@ def test_its_prompts_span_the_lengths_of_the_run(num_prompts: int, longest: int,
     rows = [PromptRow(number, [number] * (3 + number), "p", {}) for number in range(3)]
     config = CanaryConfig(num_prompts=num_prompts, max_tokens=32)
     prompts = canary_prompts(rows, config, shortest=3, longest=longest)
-    assert [len(prompt) for prompt in prompts] == lengths
+    assert [len(prompt.token_ids or []) for prompt in prompts] == lengths
     assert prompts == canary_prompts(rows, config, shortest=3, longest=longest)
     if num_prompts == 4:
-        assert prompts[:2] == [[0, 0, 0], [1, 1, 1, 1, 2, 2, 2]]
+        assert [prompt.token_ids for prompt in prompts[:2]] == [[0, 0, 0], [1, 1, 1, 1, 2, 2, 2]]
 
 
 @pytest.mark.parametrize(("status", "stays"), [(504, True), (None, False)])
@@ -113,7 +113,9 @@ async def test_a_server_that_is_too_busy_to_be_checked_stays(status: int | None,
     fleet = Fleet(["http://busy"], min_replicas=1)
     await fleet.admit(fleet.replicas, session=1)
     fleet.replicas[0].rollouts.rollouts = too_late  # type: ignore[assignment,method-assign]
-    assert await sample_probes(fleet, [[1]], CanaryConfig(), session=1, version=1, temperature=1.0) == []
+    assert (
+        await sample_probes(fleet, [Prompt(token_ids=[1])], CanaryConfig(), session=1, version=1, temperature=1.0) == []
+    )
     assert fleet.members == (fleet.replicas if stays else [])
     assert ("has not checked http://busy" in caplog.text) == stays
     await fleet.close()

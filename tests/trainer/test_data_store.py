@@ -43,7 +43,7 @@ def write(path: Path, *rows: dict) -> str:
 
 def batch(*lengths: int) -> RowBatch:
     columns, prompts = [{"n": n} for n in lengths], [f"p{n}" for n in lengths]
-    return RowBatch(list(range(len(lengths))), columns, prompts, [[7] * n for n in lengths])
+    return RowBatch(list(range(len(lengths))), columns, prompts, [[7] * n for n in lengths], [[] for _ in lengths])
 
 
 class TestStore:

@@ -73,7 +73,13 @@ async def _evaluated(prepared: Prepared, sets: dict[str, EvalSet]) -> tuple[list
         client = await open_parts.enter_async_context(RewardClient(config.reward.url))
         reward = RewardStage.of(config, client)
         folder = open_parts.enter_context(TemporaryDirectory(prefix="grpo-evaluate-"))
-        sampler, starting = new_sampler(config, fleet, run=f"evaluate-{uuid.uuid4().hex[:12]}", log_dir=Path(folder))
+        sampler, starting = new_sampler(
+            config,
+            fleet,
+            run=f"evaluate-{uuid.uuid4().hex[:12]}",
+            log_dir=Path(folder),
+            image_token_id=prepared.image_token_id,
+        )
         await open_parts.enter_async_context(starting)
         await wait_for_rollout_servers(fleet, config.rollout.startup_timeout_s)
         await check_token(fleet.answered)

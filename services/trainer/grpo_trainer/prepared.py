@@ -26,10 +26,11 @@ from .data.run_rows import (
 )
 from .data.tokenizer import chat_template, check_stop_tokens, load_tokenizer
 from .data.turn_end import servers_stop_at
-from .engine.family import load_family
+from .engine.family import image_token_of, load_family, load_image_processor
 from .engine.load_balancing import router_aux_loss_coef
 from .engine.rope import one_rope_context
 from .engine.schedule import learning_rates, number_of_steps, number_of_updates, schedule_doubts
+from .errors import UsageError
 from .fleet.adapters import AdapterNeeds
 from .fleet.fleet import Fleet
 from .fleet.needs import Needs
@@ -58,9 +59,12 @@ class Prepared:
         tokenizer = load_tokenizer(config.model)
         check_stop_tokens(config.rollout.stop_token_ids, tokenizer)
         of_episodes = RowsOfEpisodes.of(config)
-        rows = load_training_rows(config.data, tokenizer, folder=folder, of_episodes=of_episodes)
-        eval_rows = load_eval_sets(config.data, tokenizer, folder=folder, of_episodes=of_episodes)
         family = load_family(config.model)
+        image = image_token_of(family)
+        rows = load_training_rows(config.data, tokenizer, folder=folder, of_episodes=of_episodes, image_token_id=image)
+        eval_rows = load_eval_sets(config.data, tokenizer, folder=folder, of_episodes=of_episodes, image_token_id=image)
+        if max(rows.most_images, eval_rows.most_images):
+            check_images(config)
         demonstrations = load_demonstrations(config.chord, config.data, tokenizer)
         check_vocabulary(rows, eval_rows, demonstrations, vocab_size=family.get_text_config().vocab_size)
         context = getattr(family.get_text_config(), "max_position_embeddings", None)
@@ -73,6 +77,11 @@ class Prepared:
     @property
     def max_steps(self) -> int:
         return number_of_steps(self.config, len(self.rows))
+
+    @property
+    def image_token_id(self) -> int | None:
+        """The token that stands for each place of an image; None for a model that sees none."""
+        return image_token_of(self.family)
 
     @property
     def num_updates(self) -> int:
@@ -104,12 +113,23 @@ class Prepared:
             dtype=config.model.dtype,
             one_rope_context=one_rope_context(self.family),
             kv_cache=config.weights.kv_cache,
+            max_images=max(self.rows.most_images, self.eval_rows.most_images),
         )
         kind = fleet.require(needs, adapter)
         if config.episodes is not None:
             with_tools = bool(config.episodes.tools or config.episodes.factories)
             check_sessions(fleet.infos, with_tools=with_tools, template=chat_template(config.model))
         return kind
+
+
+def check_images(config: RunConfig) -> None:
+    """Raises UsageError for what rows with images do not go with, and for a checkpoint that cannot show them."""
+    sections = {"episodes": config.episodes, "teacher": config.teachers}
+    if name := next((name for name, section in sections.items() if section), None):
+        raise UsageError(
+            f"the rows have images, which do not go with {name}", hint=f"leave {name} out, or the rows with images"
+        )
+    load_image_processor(config.model.name_or_path)
 
 
 def with_router_aux_loss_coef(config: RunConfig, coefficient: float) -> RunConfig:

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from grpo_proto import RolloutGroup
+
 FIRST_NAME = 1 << 62
 PLACE_BITS = 22
 """Up to four million places in a prompt; 40 bits are left for a hash of its images."""
@@ -41,6 +43,13 @@ def name_places(token_ids: Sequence[int], images: Sequence[str], image_token_id:
             token_id, name = name, name + 1
         named.append(token_id)
     return named
+
+
+def prompt_tokens(group: RolloutGroup, images: Sequence[str], image_token_id: int | None) -> list[int]:
+    """Return the prompt as a server has expanded it, the places of its images named."""
+    if not images or image_token_id is None:
+        return group.prompt_token_ids
+    return name_places(group.prompt_token_ids, images, image_token_id)
 
 
 def are_places(token_ids: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -127,6 +127,14 @@ class DataConfig(Section):
         description="A prompt longer than max_prompt_length stops the run before it starts, or its row is left out, "
         "and counted in the log.",
     )
+    image_column: str | None = Field(
+        None,
+        description="Column of a row's images, one or a list: paths, base64, or as the Hub's datasets have them; "
+        "absent: images, or image, where the model sees images.",
+    )
+    image_folder: str | None = Field(
+        None, description="Folder of images with relative paths; absent: that of the dataset's file."
+    )
     shuffle: bool = Field(True, description="Shuffle the rows in every epoch, as a function of the seed.")
     difficulty: DifficultyConfig | None = Field(
         None, description="Remember which prompts are solved, and prefer those that sometimes are; absent: all alike."

@@ -32,6 +32,8 @@ class RowBatch:
     columns: list[Row]
     prompts: list[Prompt]
     token_ids: list[list[int]]
+    images: list[list[str]]
+    """Where each row's images are, see images.py."""
 
     def add(self, other: "RowBatch", chosen: list[bool]) -> None:
         """Take over the chosen rows of another one."""
@@ -39,12 +41,15 @@ class RowBatch:
         self.columns.extend(compress(other.columns, chosen))
         self.prompts.extend(compress(other.prompts, chosen))
         self.token_ids.extend(compress(other.token_ids, chosen))
+        self.images.extend(compress(other.images, chosen))
 
     def cut(self, count: int) -> tuple["RowBatch", "RowBatch"]:
         """The first `count` rows, and the others."""
         first, others = slice(count), slice(count, None)
         left, right = (
-            RowBatch(self.numbers[part], self.columns[part], self.prompts[part], self.token_ids[part])
+            RowBatch(
+                self.numbers[part], self.columns[part], self.prompts[part], self.token_ids[part], self.images[part]
+            )
             for part in (first, others)
         )
         return left, right
@@ -65,7 +70,7 @@ def prepared_batches(
     """
     columns = maker.column_check(dataset)
     same = maker.same_prompt_check(dataset)
-    kept = RowBatch([], [], [], [])
+    kept = RowBatch([], [], [], [], [])
     no_prompt: UsageError | None = None
     not_rendered: UsageError | None = None
     first_row, remaining = 1, iter(rows)
@@ -74,20 +79,22 @@ def prepared_batches(
         columns.add(batch, first_row=first_row)
         if not columns.failed and no_prompt is None:
             try:
-                prompts = maker.prompts_of(batch, dataset=dataset, first_row=first_row)
+                texts = maker.prompts_of(batch, dataset=dataset, first_row=first_row)
+                shown, prompts, images = maker.with_images(batch, texts, dataset=dataset, first_row=first_row)
                 tools = maker.tools_of(batch, dataset=dataset, first_row=first_row)
             except UsageError as error:
                 no_prompt = error
             if no_prompt is None and not_rendered is None:
                 try:
                     token_ids = maker.token_ids(prompts, tokenizer, tools=tools, dataset=dataset, first_row=first_row)
+                    maker.check_images(token_ids, images, dataset=dataset, first_row=first_row)
                 except UsageError as error:
                     not_rendered = error
                 else:
-                    same.add(batch, token_ids)
+                    same.add(batch, [*zip(token_ids, images, strict=True)])
                     numbers = list(range(first_row - 1, first_row - 1 + len(batch)))
                     chosen = lengths.chosen(token_ids, first_row=first_row)
-                    kept.add(RowBatch(numbers, batch, prompts, token_ids), chosen)
+                    kept.add(RowBatch(numbers, shown, prompts, token_ids, images), chosen)
                     if len(kept.numbers) >= ROWS_PER_BATCH:
                         full, kept = kept.cut(ROWS_PER_BATCH)
                         yield full

@@ -20,6 +20,8 @@ from .recipes import Message
 TOOLS_COLUMN = "tools"
 _MESSAGE_HINT = 'messages are written as {"role": "user", "content": "…"}'
 _CALL_HINT = 'calls are written as {"type": "function", "function": {"name": "…", "arguments": {…}}}'
+_IMAGES = ("image", "image_url", "url", "path", "base64")
+"""The keys by which a part says what it is an image of."""
 _TOOLS_HINT = (
     'tools are a list of {"type": "function", "function": {"name": "…", "parameters": {…}}}; name a column '
     "of something else differently"
@@ -27,11 +29,12 @@ _TOOLS_HINT = (
 
 
 def read_message(item: Any, where: str) -> Message:
-    """Return a message of a row. Its content is text ("" for null), or a list of text parts as the row has it.
+    """Return a message of a row. Its content is text ("" for null), or a list of parts as the row has it, texts and
+    images (`{"type": "image"}`, with what it is an image of in `image`, if the part says so).
 
     Arguments of tool calls that are JSON text of an object are parsed, because templates encode them.
 
-    Raises UsageError for what is no message, names a part that is no text, and a call without a function's name.
+    Raises UsageError for what is no message, names a part that is neither, and a call without a function's name.
     """
     if not isinstance(item, Mapping) or not isinstance(item.get("role"), str):
         raise UsageError(f"{where} holds a message without a text `role`: {str(item)[:80]}", hint=_MESSAGE_HINT)
@@ -45,7 +48,7 @@ def read_message(item: Any, where: str) -> Message:
     if content is None and "tool_calls" in found:
         found["content"] = ""
     elif isinstance(content, list) and content:
-        found["content"] = [_text_part(part, where) for part in content]
+        found["content"] = [_part(part, where) for part in content]
     elif not isinstance(content, str):
         raise UsageError(
             f"{where} holds a message without a text `role` and a text `content`: {str(item)[:80]}", hint=_MESSAGE_HINT
@@ -66,13 +69,13 @@ def messages_of_text(value: Any) -> list[dict[str, Any]] | None:
 
 
 def content_text(message: Message) -> str:
-    """The content as text: the texts of its parts joined without a separator."""
+    """The content as text: the texts of its parts joined without a separator, `<image>` for an image."""
     content = message["content"]
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+    return content if isinstance(content, str) else "".join(part.get("text", "<image>") for part in content)
 
 
 def content_parts(message: Message) -> list[dict[str, Any]]:
-    """The content as a list of text parts."""
+    """The content as a list of parts."""
     content = message["content"]
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
@@ -153,10 +156,19 @@ def _json_text(arguments: Any) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
-def _text_part(part: Any, where: str) -> dict[str, Any]:
+def has_images(message: Message) -> bool:
+    content = message["content"]
+    return isinstance(content, list) and any(part["type"] == "image" for part in content)
+
+
+def _part(part: Any, where: str) -> dict[str, Any]:
     if isinstance(part, Mapping) and part.get("type", "text") == "text" and isinstance(part.get("text"), str):
         return {"type": "text", "text": part["text"]}
     named = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    if isinstance(part, Mapping) and named in ("image", "image_url"):
+        found = next((part[key] for key in _IMAGES if part.get(key) is not None), None)
+        return {"type": "image"} | ({} if found is None else {"image": found})
     raise UsageError(
-        f"{where} holds a message with a part of type {named}", hint="this trainer trains on text: leave the row out"
+        f"{where} holds a message with a part of type {named}",
+        hint="this trainer trains on text and images: leave the row out",
     )

@@ -16,6 +16,8 @@ class PromptRow:
     columns: dict[str, Any]
     dataset: str = ""
     """Its name in `data.datasets`, or `eval/<name>` for one in `data.eval_datasets`; empty where it has no name."""
+    images: tuple[str, ...] = ()
+    """Where its images are, see images.py; `token_ids` has the model's token once for each."""
 
 
 class PromptRows(Sequence[PromptRow]):

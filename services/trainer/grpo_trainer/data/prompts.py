@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ..errors import UsageError, storage_error_class
 from ..extension import file_of, named
 from .columns import ColumnCheck
+from .images import ImageColumn
 from .messages import check_sendable, messages_of_text, read_message, read_tools
 from .recipes import RECIPES, Recipe, converted, with_system
 from .recipes.own import PROMPT_COLUMN, own_recipe
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from ..config.data import DataConfig
 
 
+NO_IMAGES = ImageColumn()
+
+
 @dataclass(frozen=True)
 class PromptMaker:
     """How the rows of one dataset become prompts. The fields are those of a `data` section, files replaced by texts."""
@@ -43,6 +47,7 @@ class PromptMaker:
     prompt_template: str | None = None
     system: str | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    images: ImageColumn = NO_IMAGES
     without_prompt: bool = False
     """Rows of episodes whose environments say what is asked: of a prompt they have `system` alone."""
 
@@ -124,9 +129,54 @@ class PromptMaker:
             ]
         name = self.prompt_column if file_of(self.recipe) is None else f"the prompt of data.recipe {self.recipe}"
         return [
-            _prompt_as_given(row[self.prompt_column], self.system, f"dataset {dataset}, row {number}: {name}")
+            self._as_given(row[self.prompt_column], f"dataset {dataset}, row {number}: {name}")
             for number, row in enumerate(rows, start=first_row)
         ]
+
+    def _as_given(self, value: Any, where: str) -> Prompt:
+        value = messages_of_text(value) or value
+        if isinstance(value, str):
+            return with_system(self.system, [{"role": "user", "content": value}]) if self.system else value
+        messages = [read_message(item, where) for item in value] if isinstance(value, list) else []
+        for message in messages:
+            check_sendable(message, where)
+            self.images.check_seen(message, where)
+        if not messages:
+            raise UsageError(
+                f"{where} is neither text nor a list of messages",
+                hint='messages are written as [{"role": "user", "content": "…"}]',
+            )
+        if messages[-1]["role"] == "assistant":
+            raise UsageError(
+                f"{where} ends with the assistant's message, so the answer would be part of the prompt",
+                hint="end the prompt with the user's message, or name another data.prompt_column",
+            )
+        return with_system(self.system, messages)
+
+    def with_images(
+        self, rows: Sequence[Row], prompts: Sequence[Prompt], *, dataset: str, first_row: int = 1
+    ) -> tuple[list[Row], list[Prompt], list[list[str]]]:
+        """The rows without the column of their images, the prompts with a place for each, and where the images are.
+
+        Raises UsageError; `first_row` counts from 1.
+        """
+        shown, placed, sources = [], [], []
+        for number, (row, prompt) in enumerate(zip(rows, prompts, strict=True), start=first_row):
+            row, given = self.images.taken(row)
+            prompt, found = self.images.placed(prompt, given, f"dataset {dataset}, row {number}")
+            if found and isinstance(row.get(self.prompt_column), list):
+                row = {**row, self.prompt_column: prompt}  # without what its parts are images of
+            shown.append(row)
+            placed.append(prompt)
+            sources.append(found)
+        return shown, placed, sources
+
+    def check_images(
+        self, token_ids: Sequence[list[int]], images: Sequence[list[str]], *, dataset: str, first_row: int = 1
+    ) -> None:
+        """Raises UsageError unless the model's token stands in each prompt once for each of its images."""
+        for number, (ids, sources) in enumerate(zip(token_ids, images, strict=True), start=first_row):
+            self.images.check_rendered(ids, sources, f"dataset {dataset}, row {number}")
 
     def _check_no_prompts(self, rows: Sequence[Mapping[str, Any]], *, dataset: str, first_row: int) -> None:
         for number, row in enumerate(rows, start=first_row):
@@ -168,26 +218,6 @@ def _filled(recipe: Recipe, row: Mapping[str, Any], where: str) -> Prompt:
         return recipe.messages(row)
     except ValueError as error:
         raise UsageError(f"{where}: {error}") from error
-
-
-def _prompt_as_given(value: Any, system: str | None, where: str) -> Prompt:
-    value = messages_of_text(value) or value
-    if isinstance(value, str):
-        return with_system(system, [{"role": "user", "content": value}]) if system else value
-    messages = [read_message(item, where) for item in value] if isinstance(value, list) else []
-    for message in messages:
-        check_sendable(message, where)
-    if not messages:
-        raise UsageError(
-            f"{where} is neither text nor a list of messages",
-            hint='messages are written as [{"role": "user", "content": "…"}]',
-        )
-    if messages[-1]["role"] == "assistant":
-        raise UsageError(
-            f"{where} ends with the assistant's message, so the answer would be part of the prompt",
-            hint="end the prompt with the user's message, or name another data.prompt_column",
-        )
-    return with_system(system, messages)
 
 
 def text_or_file(value: str | None, setting: str) -> str | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, TemplateError, meta
 
 from ..errors import UsageError
-from .messages import content_parts, content_text
+from .messages import content_parts, content_text, has_images
 from .recipes import Message
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Renderer:
         Raises anything: a template is a program of the model's author.
         """
         conversations = [
-            [message | {"content": self._content(message)} for message in messages] for messages in conversations
+            [message | {"content": self._content_of(message)} for message in messages] for messages in conversations
         ]
         if not self.has_template:
             return ["".join(message["content"] + "\n" for message in messages) for messages in conversations]
@@ -69,6 +69,9 @@ class Renderer:
                 **self.kwargs | ({"tools": tools} if tools else {}),
             )
         )
+
+    def _content_of(self, message: Message) -> Any:
+        return content_parts(message) if self.has_template and has_images(message) else self._content(message)
 
     def _wants_parts(self) -> bool:
         """Whether the template shows a list of parts, and not a text, which it would leave out silently."""

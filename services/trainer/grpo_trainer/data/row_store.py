@@ -1,7 +1,7 @@
 """Rows on disk, ready to sample from: an Arrow file, read through a memory map one row at a time.
 
-A row is its columns as JSON text, its prompt as JSON text, its token ids, and its number in the dataset, of which rows
-may have been left out. The columns do not use Arrow's own types,
+A row is its columns as JSON text, its prompt as JSON text, its token ids, its number in the dataset, of which rows may
+have been left out, and where its images are. The columns do not use Arrow's own types,
 which are one for all rows of a column and know no integer beyond 64 bits: a row must come back as it was read.
 
 The last record batch has no rows and carries the summary.
@@ -27,7 +27,13 @@ from .batches import RowBatch
 from .prompt_row import PromptRow, PromptRows
 
 _SCHEMA = pa.schema(
-    [("columns", pa.string()), ("prompt", pa.string()), ("token_ids", pa.list_(pa.int32())), ("number", pa.int64())]
+    [
+        ("columns", pa.string()),
+        ("prompt", pa.string()),
+        ("token_ids", pa.list_(pa.int32())),
+        ("number", pa.int64()),
+        ("images", pa.list_(pa.string())),
+    ]
 )
 _SUMMARY = b"summary"
 
@@ -53,6 +59,8 @@ class Summary:
     num_dropped: int = 0
     """Rows whose prompts are too long."""
     prompts_digest: str = ""
+    most_images: int = 0
+    """Of a row."""
 
     def with_batch(self, batch: RowBatch) -> "Summary":
         lengths = [len(ids) for ids in batch.token_ids]
@@ -62,6 +70,7 @@ class Summary:
             rows_per_batch=self.rows_per_batch if self.num_rows else len(lengths),
             shortest_prompt=min(lengths if not self.num_rows else [*lengths, self.shortest_prompt]),
             longest_prompt=max(*lengths, self.longest_prompt),
+            most_images=max(self.most_images, *(len(sources) for sources in batch.images)),
             largest_token=max(max(ids, default=-1) for ids in [*batch.token_ids, [self.largest_token]]),
         )
 
@@ -84,20 +93,32 @@ class RowStore(PromptRows):
         return self.summary.num_rows
 
     def contents(self) -> Iterator[tuple[list[str], list[bytes], NDArray[np.int64]]]:
-        """Yield the columns of each batch as JSON texts, its token ids as bytes, and its rows' numbers."""
+        """Yield the columns of each batch as JSON texts, its token ids as bytes, and its rows' numbers. A row's images
+        stand behind both."""
         for number in range(self._reader.num_record_batches - 1):
             with self._lock:
                 batch = self._reader.get_batch(number)
             ids, ends = batch.column(2).values.to_numpy(), batch.column(2).offsets.to_numpy()
-            bytes_of_rows = [ids[begin:end].tobytes() for begin, end in itertools.pairwise(ends)]
-            yield batch.column(0).to_pylist(), bytes_of_rows, batch.column(3).to_numpy()
+            images = ["".join(sources) for sources in batch.column(4).to_pylist()]
+            bytes_of_rows = [
+                ids[begin:end].tobytes() + of_row.encode()
+                for (begin, end), of_row in zip(itertools.pairwise(ends), images, strict=True)
+            ]
+            columns = [text + of_row for text, of_row in zip(batch.column(0).to_pylist(), images, strict=True)]
+            yield columns, bytes_of_rows, batch.column(3).to_numpy()
 
     def _row(self, index: int) -> PromptRow:
         batch_number, place = divmod(index, self.summary.rows_per_batch)
         with self._lock:
             batch = self._reader.get_batch(batch_number)
-        columns, prompt, token_ids, number = (batch.column(name)[place].as_py() for name in _SCHEMA.names)
-        return PromptRow(index=number, token_ids=token_ids, prompt=json.loads(prompt), columns=json.loads(columns))
+        columns, prompt, token_ids, number, images = (batch.column(name)[place].as_py() for name in _SCHEMA.names)
+        return PromptRow(
+            index=number,
+            token_ids=token_ids,
+            prompt=json.loads(prompt),
+            columns=json.loads(columns),
+            images=tuple(images),
+        )
 
 
 def open_rows(path: Path, fingerprint: str) -> RowStore | None:
@@ -156,7 +177,11 @@ def _write(
                 raise ValueError("a batch follows one with fewer rows than the first")
             writer.write_batch(
                 _record_batch(
-                    map(json.dumps, batch.columns), map(json.dumps, batch.prompts), batch.token_ids, batch.numbers
+                    map(json.dumps, batch.columns),
+                    map(json.dumps, batch.prompts),
+                    batch.token_ids,
+                    batch.numbers,
+                    batch.images,
                 )
             )
             for ids in batch.token_ids:
@@ -168,13 +193,17 @@ def _write(
             if dropped:
                 digest = hashlib.sha256(digest.encode() + numbers.digest()).hexdigest()
             summary = replace(summary, rows_digest=digest, num_dropped=dropped, prompts_digest=prompts.hexdigest())
-        writer.write_batch(_record_batch([], [], [], []), custom_metadata={_SUMMARY: json.dumps(asdict(summary))})
+        writer.write_batch(_record_batch([], [], [], [], []), custom_metadata={_SUMMARY: json.dumps(asdict(summary))})
 
 
 def _record_batch(
-    columns: Iterable[str], prompts: Iterable[str], token_ids: list[list[int]], numbers: list[int]
+    columns: Iterable[str],
+    prompts: Iterable[str],
+    token_ids: list[list[int]],
+    numbers: list[int],
+    images: list[list[str]],
 ) -> pa.RecordBatch:
-    of_fields = (list(columns), list(prompts), token_ids, numbers)
+    of_fields = (list(columns), list(prompts), token_ids, numbers, images)
     return pa.record_batch(
         [pa.array(values, field.type) for field, values in zip(_SCHEMA, of_fields, strict=True)], schema=_SCHEMA
     )

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..config.data import DataConfig
+from ..errors import UsageError
 from ..extension import file_hash
 from .batches import LengthCheck, prepared_batches
 from .episode_rows import RowsOfEpisodes, lacks_prompts, source_of, with_environments
 from .first_row import prompt_doubts
+from .images import ImageColumn
 from .prompts import PromptMaker
 from .rendering import unread_settings
 from .row_store import RowStore, open_rows, write_rows
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FORMAT = 6
+FORMAT = 7
 """Raise it with every change of this package that gives other rows, prompts or token ids, or writes them otherwise."""
 _LIBRARIES = ("transformers", "tokenizers", "jinja2", "datasets", "pyarrow")
 
@@ -44,6 +46,7 @@ def load_prompt_rows(
     folder: Path | None = None,
     set_name: str = "",
     of_episodes: RowsOfEpisodes | None = None,
+    image_token_id: int | None = None,
 ) -> RowStore:
     """The rows of `dataset`, or the held-out ones of `eval_dataset`, in the dataset's order; none when it is absent.
 
@@ -51,12 +54,19 @@ def load_prompt_rows(
     apart the files of several sets. Rows `of_episodes` need no prompt. `columns` are all columns of a row, unrenamed,
     and those that a user's own recipe adds. Raises UsageError: a dataset that is missing, unreadable or empty, a column
     that the recipe needs and the dataset lacks, a recipe that fails, a prompt longer than `max_prompt_length`, a row
-    that names no class of `episodes.environment_factory`.
+    that names no class of `episodes.environment_factory`, an image that is not there. `image_token_id`: the token that
+    stands for an image; None for a model that sees none.
     """
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="grpo-rows-") as temporary:
             return load_prompt_rows(
-                config, tokenizer, split=split, folder=Path(temporary), set_name=set_name, of_episodes=of_episodes
+                config,
+                tokenizer,
+                split=split,
+                folder=Path(temporary),
+                set_name=set_name,
+                of_episodes=of_episodes,
+                image_token_id=image_token_id,
             )
     path = folder / f"rows-{split}{set_name and '-'}{set_name}.arrow"
     of_training, held_out = (config.dataset, config.split), (config.eval_dataset, config.eval_split)
@@ -67,7 +77,7 @@ def load_prompt_rows(
     started = time.monotonic()
     source = source_of(tasks) if tasks else find_source(dataset or "", source_split)
     dataset = dataset or source.name
-    maker = PromptMaker.of(config)
+    maker = replace(PromptMaker.of(config), images=image_column(config, source, image_token_id))
     if of_episodes is not None and lacks_prompts(source, maker):
         maker = replace(maker, without_prompt=True)
     environments = of_episodes.environments if of_episodes else []
@@ -93,6 +103,22 @@ def load_prompt_rows(
     rows = write_rows(path, batches, fingerprint, rows_digest=read.digest, num_dropped=lambda: lengths.num_dropped)
     log.info("dataset %s: %d rows read and tokenized in %.1f s", dataset, len(rows), time.monotonic() - started)
     return _told(rows, config, maker, tokenizer, dataset)
+
+
+def image_column(config: DataConfig, source: Source, image_token_id: int | None) -> ImageColumn:
+    """Where the rows of `source` have images, and the folder of relative paths: of the run file, or of the rows.
+
+    Raises UsageError for a column of images before a model that sees none.
+    """
+    if config.image_column is not None and image_token_id is None:
+        raise UsageError(
+            f"data.image_column is {config.image_column}, and the model sees no images",
+            hint="leave it out, or take a vision-language model that docs/model-families.md lists",
+        )
+    if image_token_id is None:
+        return ImageColumn()
+    folder = config.image_folder or source.folder
+    return ImageColumn(config.image_column, str(Path(folder).expanduser().resolve()), image_token_id)
 
 
 class _Read:

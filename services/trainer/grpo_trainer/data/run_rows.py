@@ -51,6 +51,11 @@ class TrainingRows(PromptRows):
         return max(store.summary.longest_prompt for store in self.stores.values())
 
     @property
+    def most_images(self) -> int:
+        """Of a row."""
+        return max(store.summary.most_images for store in self.stores.values())
+
+    @property
     def shortest_prompt(self) -> int:
         """In tokens."""
         return min(store.summary.shortest_prompt for store in self.stores.values())
@@ -73,6 +78,11 @@ class HeldOutRows(dict[str, RowStore]):
         """In tokens; 0 without rows."""
         return max((store.summary.longest_prompt for store in self.values()), default=0)
 
+    @property
+    def most_images(self) -> int:
+        """Of a row."""
+        return max((store.summary.most_images for store in self.values()), default=0)
+
 
 def load_training_rows(
     config: DataConfig,
@@ -80,9 +90,17 @@ def load_training_rows(
     *,
     folder: Path | None = None,
     of_episodes: RowsOfEpisodes | None = None,
+    image_token_id: int | None = None,
 ) -> TrainingRows:
     """The rows of `data.datasets` by name; those of `data.dataset` under the empty name. See `load_prompt_rows`."""
-    load = partial(load_prompt_rows, tokenizer=tokenizer, split="train", folder=folder, of_episodes=of_episodes)
+    load = partial(
+        load_prompt_rows,
+        tokenizer=tokenizer,
+        split="train",
+        folder=folder,
+        of_episodes=of_episodes,
+        image_token_id=image_token_id,
+    )
     if not config.datasets:
         return TrainingRows({"": load(config)})
     stores = {}
@@ -100,9 +118,17 @@ def load_eval_sets(
     *,
     folder: Path | None = None,
     of_episodes: RowsOfEpisodes | None = None,
+    image_token_id: int | None = None,
 ) -> HeldOutRows:
     """The held-out rows of the run; see `load_prompt_rows`."""
-    load = partial(load_prompt_rows, tokenizer=tokenizer, split="eval", folder=folder, of_episodes=of_episodes)
+    load = partial(
+        load_prompt_rows,
+        tokenizer=tokenizer,
+        split="eval",
+        folder=folder,
+        of_episodes=of_episodes,
+        image_token_id=image_token_id,
+    )
     if not config.eval_datasets:
         return HeldOutRows({"": load(config)})
     return HeldOutRows({name: load(config.of_eval_dataset(name), set_name=name) for name in config.eval_datasets})

@@ -12,16 +12,17 @@ class SamePromptCheck:
     def __init__(self, dataset: str, template: str | None):
         self.dataset, self.template = dataset, template
         self.num_rows = 0
-        self.first: tuple[Mapping[str, Any], list[int]] | None = None
+        self.first: tuple[Mapping[str, Any], object] | None = None
         self.rows_differ = self.prompts_differ = False
 
-    def add(self, rows: Sequence[Mapping[str, Any]], token_ids: Sequence[list[int]]) -> None:
+    def add(self, rows: Sequence[Mapping[str, Any]], prompts: Sequence[object]) -> None:
+        """`prompts`: whatever is equal for equal prompts."""
         self.num_rows += len(rows)
-        for row, ids in zip(rows, token_ids, strict=True):
+        for row, prompt in zip(rows, prompts, strict=True):
             if self.prompts_differ:
                 return
-            self.first = self.first or (row, ids)
-            self.prompts_differ = ids != self.first[1]
+            self.first = self.first or (row, prompt)
+            self.prompts_differ = prompt != self.first[1]
             self.rows_differ = self.rows_differ or row != self.first[0]
 
     def finish(self) -> None:

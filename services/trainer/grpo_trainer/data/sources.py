@@ -32,6 +32,8 @@ class Source:
     limit: int | None
     identity: Any
     read: Callable[[], Iterator[Row]]
+    folder: str = "."
+    """That its relative paths are of: the folder of a file, or the working directory."""
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows in the dataset's order, the first `limit` of them. Raises UsageError.
@@ -69,7 +71,8 @@ def find_source(dataset: str, split: str) -> Source:
         raise UsageError(f"dataset {name} does not exist", hint=_nearest_file(path))
     else:
         identity, read = _on_hub(name, split)
-    return Source(name, limit, identity, read)
+    here = path if path.is_dir() else path.parent if path.exists() else Path()
+    return Source(name, limit, identity, read, str(here))
 
 
 def _split_limit(dataset: str) -> tuple[str, int | None]:
@@ -161,8 +164,21 @@ def _one_split(loaded: Any, name: str, split: str) -> Any:
 
 
 def _plain_rows(dataset: Any, name: str) -> Iterator[Row]:
-    for number, row in enumerate(dataset.with_format(None), start=1):
+    for number, row in enumerate(_with_encoded_images(dataset.with_format(None)), start=1):
         yield json_row(row, f"dataset {name}, row {number}")
+
+
+def _with_encoded_images(dataset: Any) -> Any:
+    """The same rows with the files of their images instead of decoded pictures."""
+    import datasets
+
+    for name, feature in dataset.features.items():
+        inner = getattr(feature, "feature", None)
+        if isinstance(feature, datasets.Image):
+            dataset = dataset.cast_column(name, datasets.Image(decode=False))
+        elif isinstance(inner, datasets.Image):
+            dataset = dataset.cast_column(name, datasets.List(datasets.Image(decode=False)))
+    return dataset
 
 
 def _first_line(error: Exception) -> str:

@@ -1,9 +1,11 @@
 """The configuration of the policy's model family, without the model."""
 
+from typing import Any
+
 from transformers import AutoConfig, PretrainedConfig
 
 from ..config.model import ModelConfig
-from ..errors import TrainerError, model_error_class
+from ..errors import TrainerError, UsageError, model_error_class
 from ..model_files import what_it_is
 
 IMAGE_FAMILIES = ("idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "llava_onevision", "internvl")
@@ -38,6 +40,19 @@ def image_token_of(family: PretrainedConfig) -> int | None:
         return None
     token_id = getattr(family, "image_token_id", None)
     return token_id if token_id is not None else getattr(family, "image_token_index", None)
+
+
+def load_image_processor(name_or_path: str) -> Any:
+    """Load the checkpoint's own. Raises UsageError when it has none that works here."""
+    from transformers import AutoImageProcessor
+
+    try:
+        return AutoImageProcessor.from_pretrained(name_or_path)
+    except (OSError, ValueError, ImportError) as error:
+        raise UsageError(
+            f"{name_or_path} has no image processor that works here: {str(error).splitlines()[0]}",
+            hint="it is preprocessor_config.json or processor_config.json beside the weights; some need torchvision",
+        ) from error
 
 
 def no_model(config: ModelConfig, error: Exception) -> TrainerError:

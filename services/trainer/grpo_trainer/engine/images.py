@@ -16,14 +16,14 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
-from transformers import AutoImageProcessor, PreTrainedModel
+from transformers import PreTrainedModel
 
 from grpo_proto.images import decode_image
 
 from ..algorithm.image_tokens import ImageInputs, are_places, key_of, keys_and_places
 from ..algorithm.sequences import TrainingSequence
-from ..errors import RunError, UsageError
-from .family import image_token_of
+from ..errors import RunError
+from .family import image_token_of, load_image_processor
 
 BLANK_SIDE = 64
 """Of the picture that a rank looks at while another has more of them, in pixels."""
@@ -107,17 +107,6 @@ class SeenImages:
             found = self._positions[key] = rope_index(beginning, of_prompt.grid_thw)
         behind_L = found.max() + 1 + np.arange(len(token_ids_L) - length)
         return np.hstack([found, np.tile(behind_L, (3, 1))])
-
-
-def load_image_processor(name_or_path: str) -> Any:
-    """Load the checkpoint's own. Raises UsageError when it has none that works here."""
-    try:
-        return AutoImageProcessor.from_pretrained(name_or_path)
-    except (OSError, ValueError, ImportError) as error:
-        raise UsageError(
-            f"{name_or_path} has no image processor that works here: {str(error).splitlines()[0]}",
-            hint="it is preprocessor_config.json or processor_config.json beside the weights; some need torchvision",
-        ) from error
 
 
 class VisionTower:

@@ -56,7 +56,7 @@ class Player(Protocol):
 
 
 def new_sampler(
-    config: RunConfig, fleet: Fleet, *, run: str, log_dir: Path
+    config: RunConfig, fleet: Fleet, *, run: str, log_dir: Path, image_token_id: int | None
 ) -> tuple[Sampler, AbstractAsyncContextManager[None]]:
     """Make the sampler of a run file, and what it needs open while it samples: for episodes the users' files.
 
@@ -65,7 +65,10 @@ def new_sampler(
     retry_for_s = config.rollout.retry_for_s
     if config.episodes is None:
         deadline_s = config.rollout.request_deadline_s
-        return SingleTurn(fleet, run_id=run, deadline_s=deadline_s, retry_for_s=retry_for_s), nullcontext()
+        stage = SingleTurn(
+            fleet, run_id=run, deadline_s=deadline_s, retry_for_s=retry_for_s, image_token_id=image_token_id
+        )
+        return stage, nullcontext()
     runner = EpisodeRunner(config.episodes, run=run, log_dir=log_dir)
     sampler = Episodes(fleet, runner, config.episodes, retry_for_s)
     return sampler, _players(sampler, runner)

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from grpo_proto import Completion, ConflictError, InfrastructureError, Prompt, RolloutRequest, RolloutResponse, Sampling
 
 from ..algorithm.agreement import Rule
+from ..algorithm.image_tokens import prompt_tokens
 from ..algorithm.sequences import Segment, Turn
 from ..config.run_config import RunConfig
 from ..config.weights import CanaryConfig
+from ..data.images import encoded
 from ..data.prompt_row import PromptRow
 from ..errors import RunError
 from .fleet import Fleet
@@ -44,35 +46,53 @@ class Probe:
     segment: Segment
 
 
-def canary_prompts(rows: Sequence[PromptRow], config: CanaryConfig, *, shortest: int, longest: int) -> list[list[int]]:
-    """Return `canary.num_prompts` prompts as token ids, the same in every call. They span the lengths of the run.
+def canary_prompts(
+    rows: Sequence[PromptRow],
+    config: CanaryConfig,
+    *,
+    shortest: int,
+    longest: int,
+    image_token_id: int | None = None,
+) -> list[Prompt]:
+    """Return `canary.num_prompts` prompts, the same in every call, with seeds. They span the lengths of the run.
 
     With the canary's completion they are `shortest` to `longest` tokens long, in equal steps; one alone is the longest.
-    Each is made of the prompts of the rows, one behind the other, and cut.
+    Each is made of the prompts of the rows, one behind the other without their images, and cut. Behind them stands the
+    first of as many rows that has images, with these.
     """
     last = max(longest - config.max_tokens, shortest)
     steps = max(config.num_prompts - 1, 1)
     lengths = [last - (last - shortest) * number // steps for number in reversed(range(config.num_prompts))]
-    return [_joined(rows, number, length) for number, length in enumerate(lengths)]
+    prompts = [
+        Prompt(token_ids=_joined(rows, number, length, image_token_id), seed=number)
+        for number, length in enumerate(lengths)
+    ]
+    first_rows = [rows[number] for number in range(min(config.num_prompts, len(rows)))]
+    seen = next((row for row in first_rows if row.images), None)
+    if seen is not None:
+        images = [encoded(source) for source in seen.images]
+        prompts.append(Prompt(token_ids=seen.token_ids, images=images, seed=len(prompts)))
+    return prompts
 
 
-def _joined(rows: Sequence[PromptRow], first: int, length: int) -> list[int]:
+def _joined(rows: Sequence[PromptRow], first: int, length: int, image_token_id: int | None) -> list[int]:
     token_ids: list[int] = []
     for number in itertools.count(first):
         if len(token_ids) >= length:
             return token_ids[:length]
-        token_ids += rows[number % len(rows)].token_ids
+        token_ids += [token for token in rows[number % len(rows)].token_ids if token != image_token_id]
     raise AssertionError("unreachable: a prompt has a token")
 
 
 async def sample_probes(
     fleet: Fleet,
-    prompts: Sequence[list[int]],
+    prompts: Sequence[Prompt],
     config: CanaryConfig,
     *,
     session: int,
     version: int,
     temperature: float,
+    image_token_id: int | None = None,
 ) -> list[Probe]:
     """Have every member sample every prompt. A member that does not answer gets no probe, and no more traffic.
 
@@ -83,7 +103,7 @@ async def sample_probes(
         request_id=f"canary-{session}-{version}",
         session=session,
         min_version=version,
-        prompts=[Prompt(token_ids=token_ids, seed=number) for number, token_ids in enumerate(prompts)],
+        prompts=list(prompts),
         sampling=Sampling(temperature=temperature, max_tokens=config.max_tokens),
         deadline_s=120.0,
     )
@@ -100,21 +120,21 @@ async def sample_probes(
     return [
         Probe(
             replica.url,
-            _segment(group.prompt_token_ids, completion, version),
+            _segment(prompt_tokens(group, prompt.images, image_token_id), completion, version, tuple(prompt.images)),
         )
         for replica, answer in zip(members, answers, strict=True)
         if isinstance(answer, RolloutResponse)
-        for group in answer.groups
+        for prompt, group in zip(prompts, answer.groups, strict=True)
         for completion in group.completions
     ]
 
 
-def _segment(prompt_token_ids: list[int], completion: Completion, version: int) -> Segment:
+def _segment(prompt_token_ids: list[int], completion: Completion, version: int, images: tuple[str, ...]) -> Segment:
     token_ids = [*prompt_token_ids, *completion.token_ids]
     # The canary asks for one version, and nothing is pushed meanwhile: what spans the server reports does not matter.
     versions = [(version, len(completion.token_ids))]
     turn = Turn(len(prompt_token_ids), len(token_ids), versions, completion.finish_reason, completion.text)
-    return Segment(token_ids, [turn], completion.logprobs)
+    return Segment(token_ids, [turn], completion.logprobs, images)
 
 
 def rule_for(config: RunConfig, device: str, *, has_experts: bool) -> Rule:

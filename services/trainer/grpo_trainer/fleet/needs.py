@@ -23,6 +23,8 @@ class Needs:
     """Longest context in which the policy's rotary embedding does not depend on the length; None for any length."""
     kv_cache: KvCache = "recompute"
     """`weights.kv_cache` of the run."""
+    max_images: int = 0
+    """Images of a prompt."""
     adapter: AdapterNeeds | None = None
     """None when every push is `full`."""
 
@@ -43,6 +45,13 @@ class Needs:
             return UnavailableError(
                 f"{where} has a context of {info.max_model_len} tokens; prompt and completion need {self.max_tokens}",
                 hint="raise its --max-model-len, or lower data.max_prompt_length or rollout.max_completion_length",
+            )
+        if info.max_images < self.max_images:
+            takes = f"takes {info.max_images} images a prompt" if info.max_images else "takes no images"
+            return UnavailableError(
+                f"{where}, version {info.version}, {takes}; the rows have up to {self.max_images}",
+                hint=f"""start it with --limit-mm-per-prompt '{{"image": {self.max_images}}}' and without """
+                "--language-model-only",
             )
         if self.one_rope_context is not None and info.max_model_len > self.one_rope_context:
             return UnavailableError(

@@ -18,7 +18,9 @@ from grpo_proto import (
     Sampling,
 )
 
+from ..algorithm.image_tokens import prompt_tokens
 from ..algorithm.sequences import Episode, Group, single_turn
+from ..data.images import encoded
 from ..errors import RunError
 from ..fleet.fleet import Fleet, Replica
 from ..fleet.places import place
@@ -44,8 +46,11 @@ class SingleTurn:
     MAX_LATE = 3
     """How many times a single request may exceed its deadline; the last time it raises."""
 
-    def __init__(self, fleet: Fleet, *, run_id: str, deadline_s: float, retry_for_s: float):
-        self.fleet, self.run_id = fleet, run_id
+    def __init__(
+        self, fleet: Fleet, *, run_id: str, deadline_s: float, retry_for_s: float, image_token_id: int | None = None
+    ):
+        """`image_token_id`: the token of the policy that stands for each place of an image."""
+        self.fleet, self.run_id, self._image_token_id = fleet, run_id, image_token_id
         self.deadline_s, self.retry_for_s = deadline_s, retry_for_s
         self.lost_requests = 0
         self.suspects = Suspects()
@@ -117,10 +122,13 @@ class SingleTurn:
                     continue
                 server_id = replica.info.server_id if replica.info else None
                 # Use the current session: a push since the last attempt may have opened another.
-                request = request_in(left, self.fleet.session)
+                if any(one.row.images for one in left):  # which are read from files
+                    request = await asyncio.to_thread(request_in, left, self.fleet.session)
+                else:
+                    request = request_in(left, self.fleet.session)
                 try:
                     response = await _answer(replica, request)
-                    found = _whole_groups(left, response, request)
+                    found = _whole_groups(left, response, request, self._image_token_id)
                     groups += found
                     left = _without(left, found)
                     if not left:
@@ -170,14 +178,22 @@ class SingleTurn:
         ) from error
 
 
-def _whole_groups(asked: Sequence[Asked], response: RolloutResponse, request: RolloutRequest) -> list[Group]:
+def _whole_groups(
+    asked: Sequence[Asked], response: RolloutResponse, request: RolloutRequest, image_token_id: int | None
+) -> list[Group]:
     """The groups that are complete: a server that became stale returns some of which completions were aborted."""
     sampled_at_s = time.monotonic()
     if len(response.groups) != len(asked):
         return []
     return [
-        Group(one.position, one.row, _episodes(one.position, group), one.trace, sampled_at_s)
-        for one, group in zip(asked, response.groups, strict=True)
+        Group(
+            one.position,
+            one.row,
+            _episodes(one.position, prompt_tokens(group, prompt.images, image_token_id), group, tuple(prompt.images)),
+            one.trace,
+            sampled_at_s,
+        )
+        for one, group, prompt in zip(asked, response.groups, request.prompts, strict=True)
         if len(group.completions) == request.n
         and group.prompt_token_ids
         and all(_ended(one) and _fits(one, request) for one in group.completions)
@@ -224,7 +240,13 @@ def _request(
         session=None if min_version is None else session,
         min_version=min_version,
         prompts=[
-            Prompt(token_ids=one.row.token_ids, seed=one.seed, traceparent=one.trace.traceparent) for one in asked
+            Prompt(
+                token_ids=one.row.token_ids,
+                images=[encoded(source) for source in one.row.images],
+                seed=one.seed,
+                traceparent=one.trace.traceparent,
+            )
+            for one in asked
         ],
         n=n,
         sampling=sampling,
@@ -257,16 +279,17 @@ def _fits(completion: Completion, request: RolloutRequest) -> bool:
     )
 
 
-def _episodes(position: int, group: RolloutGroup) -> list[Episode]:
+def _episodes(position: int, prompt: list[int], group: RolloutGroup, images: tuple[str, ...]) -> list[Episode]:
     return [
         single_turn(
             f"{position}-{number}",
-            group.prompt_token_ids,
+            prompt,
             completion.token_ids,
             versions=completion.versions,
             finish_reason=completion.finish_reason,
             text=completion.text,
             logprobs=completion.logprobs,
+            images=images,
         )
         for number, completion in enumerate(group.completions)
     ]

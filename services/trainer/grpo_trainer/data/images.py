@@ -1,0 +1,193 @@
+"""Images of rows: what a dataset has of them, and where they stand in the prompt.
+
+A row has its images in a column, one or a list, or in the parts of its messages. Each is a file's path, its base64
+(with `data:image/…;base64,` before it or without), or what the Hub's datasets have, `{"bytes": …, "path": …}`. A row
+keeps where each image is, and a file is read when its prompt is sampled.
+
+In a prompt an image is a part `{"type": "image"}` of a message, which the chat template turns into the model's token. A
+row that writes none gets its images before the text of its first user message, and a text with as many `<image>` as the
+row has images has them there.
+"""
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_proto.images import ImageError, image_pixels
+
+from ..errors import RunError, UsageError
+from .messages import has_images
+from .recipes import Message
+from .rendering import Prompt
+from .values import Row
+
+USUAL_COLUMNS = ("images", "image")
+TAG = "<image>"
+IMAGE_PART = {"type": "image"}
+_FILE = "file:"
+_HINT = 'an image is a path, base64, or {"bytes": …, "path": …}; name another column in data.image_column'
+
+
+@dataclass(frozen=True)
+class ImageColumn:
+    """Where rows have images. `column` None is the first of `USUAL_COLUMNS` that a row has; relative paths are those of
+    `folder`. `token_id` is the model's, None for one that sees no images."""
+
+    column: str | None = None
+    folder: str = ""
+    token_id: int | None = None
+
+    def taken(self, row: Row) -> tuple[Row, list[Any]]:
+        """Return the row without the column, and what it has in it. A model without images leaves them alone."""
+        names = USUAL_COLUMNS if self.column is None else (self.column,)
+        name = next((name for name in names if name in row), None)
+        if name is None or self.token_id is None:
+            return row, []
+        value = row[name]
+        listed = value if isinstance(value, list) else [] if value is None or value == "" else [value]
+        return {key: one for key, one in row.items() if key != name}, listed
+
+    def placed(self, prompt: Prompt, given: Sequence[Any], where: str) -> tuple[Prompt, list[str]]:
+        """Return the prompt with a part for each image, and where the images are, in their order.
+
+        Raises UsageError for images that are not there or in no known form, and for other numbers of images and places.
+        """
+        if isinstance(prompt, str):
+            return prompt, [self.source(one, where) for one in given]
+        if given and not any(map(has_images, prompt)):
+            prompt = _with_places(prompt, len(given), where)
+        left, sources = list(given), list[str]()
+        placed = []
+        for message in prompt:
+            content = message["content"]
+            if isinstance(content, list):
+                parts = []
+                for part in content:
+                    if part["type"] == "image":
+                        own = part.get("image")
+                        if own is None and not left:
+                            raise _another_number(where, len(given), "more")
+                        sources.append(self.source(left.pop(0) if own is None else own, where))
+                        part = IMAGE_PART
+                    parts.append(part)
+                message = message | {"content": parts}
+            placed.append(message)
+        if left:
+            raise _another_number(where, len(given), f"{len(given) - len(left)}")
+        return placed, sources
+
+    def check_seen(self, message: Message, where: str) -> None:
+        """Raises UsageError for a message that shows an image to a model that sees none."""
+        if self.token_id is None and has_images(message):
+            raise UsageError(
+                f"{where} holds a message with a part of type image, and images are not seen here",
+                hint="prompts have them with a vision-language model that docs/model-families.md lists, demonstrations "
+                "have none: leave the row out",
+            )
+
+    def check_rendered(self, token_ids: Sequence[int], sources: Sequence[str], where: str) -> None:
+        """Raises UsageError unless the rendered prompt has the model's image token once for each image."""
+        if self.token_id is None:
+            return
+        count = token_ids.count(self.token_id)
+        if count != len(sources):
+            raise UsageError(
+                f"{where} has {len(sources)} images, and its tokens have {count} times the model's image token "
+                f"{self.token_id}",
+                hint="give the prompt as messages, and a chat template that shows their image parts "
+                "(model.chat_template)",
+            )
+
+    def source(self, value: Any, where: str) -> str:
+        """Return where an image is: `file:` and its path, or the base64 of its file."""
+        if isinstance(value, Mapping):
+            value = next((value[key] for key in ("bytes", "base64", "path", "url", "image") if value.get(key)), None)
+        if not isinstance(value, str) or not value:
+            raise UsageError(f"{where} has an image of type {type(value).__name__}", hint=_HINT)
+        if value.startswith("data:"):
+            return _checked(value.partition(",")[2], where)
+        if value.startswith(("http://", "https://")):
+            raise UsageError(f"{where} has an image at {value[:200]}", hint="download it, and give its path")
+        path = self._path(value.removeprefix("file://"))
+        if path is not None:
+            return f"{_FILE}{path}"
+        if len(value) > 64 and len(value) % 4 == 0 and "." not in value:
+            return _checked(value, where)
+        raise UsageError(
+            f"{where} has the image {value[:200]}, which is no file" + (f" in {self.folder}" if self.folder else ""),
+            hint="relative paths are those of data.image_folder, or of the folder that the dataset is in",
+        )
+
+    def _path(self, value: str) -> Path | None:
+        if len(value) > 4096 or "\0" in value:
+            return None
+        try:
+            found = (Path(self.folder) / Path(value).expanduser()).resolve()
+            return found if found.is_file() else None
+        except OSError:  # a name that is longer than a file's can be
+            return None
+
+
+def encoded(source: str) -> str:
+    """The base64 of an image's file. Raises RunError for one that cannot be read any more."""
+    if not source.startswith(_FILE):
+        return source
+    path = Path(source.removeprefix(_FILE))
+    try:
+        return base64.b64encode(path.read_bytes()).decode()
+    except OSError as error:
+        raise RunError(
+            f"the image {path} of a row cannot be read any more: {error.strerror or error}",
+            hint="put it back, then go on with --resume",
+        ) from error
+
+
+def _checked(text: str, where: str) -> str:
+    try:
+        image_pixels(text)
+    except ImageError as error:
+        raise UsageError(f"{where} has an image that cannot be used: {error}", hint=_HINT) from error
+    return text
+
+
+def _with_places(prompt: Sequence[Message], count: int, where: str) -> list[Message]:
+    """Where the tags are, or before the first message of the user."""
+    tags = sum(text.count(TAG) for message in prompt for text in _texts(message))
+    if tags not in (0, count):
+        raise _another_number(where, count, f"{tags} {TAG}")
+    first = next((number for number, message in enumerate(prompt) if message["role"] == "user"), None)
+    if first is None:
+        raise UsageError(f"{where} has images, and no message of the user that could show them")
+    made = []
+    for number, message in enumerate(prompt):
+        parts = [part for text in _texts(message) for part in _cut(text)] if tags else _text_parts(message)
+        before = [IMAGE_PART] * count if number == first and not tags else []
+        changed = bool(before) or (tags > 0 and any(part["type"] == "image" for part in parts))
+        made.append(message | {"content": [*before, *parts]} if changed else message)
+    return made
+
+
+def _texts(message: Message) -> list[str]:
+    content = message["content"]
+    return [content] if isinstance(content, str) else [part["text"] for part in content]
+
+
+def _text_parts(message: Message) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text} for text in _texts(message) if text]
+
+
+def _cut(text: str) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = []
+    for number, piece in enumerate(text.split(TAG)):
+        parts += [IMAGE_PART] if number else []
+        parts += [{"type": "text", "text": piece}] if piece else []
+    return parts
+
+
+def _another_number(where: str, count: int, places: str) -> UsageError:
+    return UsageError(
+        f"{where} has {count} images, and its messages have places for {places}",
+        hint=f"write a part of type image, or {TAG} in a text, for each image, or none at all",
+    )
