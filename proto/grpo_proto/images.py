@@ -29,12 +29,6 @@ class ImageError(ValueError):
     """The image cannot be used; the message says why and what to send."""
 
 
-def image_pixels(encoded: str) -> int:
-    """Return width × height as the file declares them, without decoding it. Raises ImageError."""
-    width, height = _open(encoded).size
-    return width * height
-
-
 def decode_image(encoded: str) -> "Image":
     """Return the picture in mode RGB, without metadata, so that nobody turns it a second time. Raises ImageError."""
     from PIL import ImageOps

@@ -132,6 +132,7 @@ def test_the_defaults_pass(model: Path):
         ({"headless": True}, "--headless is for the further machines"),
         ({"node_rank": 1}, "--node-rank 1: .*add --headless"),
         ({"grpc": True}, "--grpc"),
+        ({"mm_processor_cache_gb": 4.0}, "--mm-processor-cache-gb 4: requests with an image"),
         ({"logprobs_mode": "processed_logits"}, "--logprobs-mode processed_logits would return other numbers"),
         ({"api_key": ["sekrit"]}, "set GRPO_API_TOKEN to the key instead"),
         ({"max_scored_tokens": 2**21}, "--max-scored-tokens 2097152 is not between 1 and .*-in-flight 1048576"),

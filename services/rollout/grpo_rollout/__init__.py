@@ -19,6 +19,7 @@ In reading order:
     metrics.py         our Prometheus series beside vLLM's
     chat_messages.py   the wire's chat messages → what a chat template reads
     rollouts.py        POST /v1/rollouts: sample groups of completions
+    images.py          prompts with images: decode and process them, within bounds of memory
     regex_grammar.py   completions that match a regex: compile it within limits, inside the engine process
     completion_text.py the text of a completion, and what ends one
     logprobs.py        POST /v1/logprobs: score given sequences

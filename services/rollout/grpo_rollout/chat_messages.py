@@ -22,7 +22,9 @@ def _template_message(message: Message) -> dict[str, Any]:
         other = next((part.type for part in message.content if part.type != "text"), None)
         if other is not None:
             raise Refusal.invalid(
-                "unsupported_content", f"a message holds a part of type {other[:100]}", "send text parts alone"
+                "unsupported_content",
+                f"a message holds a part of type {other[:100]}",
+                "send text parts alone; images go beside token_ids, as `images` of the prompt",
             )
     found = message.model_dump() | {"content": message.text}
     for call in found.get("tool_calls") or []:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from vllm.engine.protocol import EngineClient
 from vllm.exceptions import VLLMClientError
+from vllm.inputs import MultiModalInput
 from vllm.inputs.engine import tokens_input
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
@@ -115,7 +116,7 @@ class Engine:
 
     async def generate(
         self,
-        token_ids: list[int],
+        prompt: list[int] | MultiModalInput,
         params: SamplingParams,
         engine_id: str,
         *,
@@ -123,11 +124,13 @@ class Engine:
     ) -> RequestOutput:
         """Process one prompt to its end; cancelling aborts it. `params` asks for the final output only.
 
+        A prompt is token ids, or what `images.py` has prepared.
+
         Raises EngineDiedError, and Refusal (422) for what vLLM refuses.
         """
         try:
-            prompt = tokens_input(token_ids)
-            async for output in self.client.generate(prompt, params, engine_id, trace_headers=trace_headers):
+            ready = tokens_input(prompt) if isinstance(prompt, list) else prompt
+            async for output in self.client.generate(ready, params, engine_id, trace_headers=trace_headers):
                 final: RequestOutput = output
         except EngineDeadError as error:
             raise self.ended() from error
@@ -150,9 +153,9 @@ class Engine:
         """Freeze all sequences. After `resume` the engine recomputes their KV under the weights it then has, or goes on
         with the KV that it has, see `kept_sequences.py`.
 
-        Make the two calls of vLLM's `pause_generation`, without the 20 ms it sleeps at its end to order outputs.
+        Make the call of vLLM's `pause_generation`, without the 20 ms it sleeps at its end to order outputs, and without
+        clearing the cache of processed images: there is none, see `options.py`.
         """
-        await self.call(self.client.renderer.clear_mm_cache_async())
         clear = kv_cache == "recompute"
         await self.call(self.client.engine_core.pause_scheduler_async(mode="keep", clear_cache=clear))
         if kv_cache == "keep":

@@ -40,6 +40,7 @@ class InfoCard:
         tokenizer: Any,
         chat_template: str | None,
         server_id: str,
+        max_images: int,
         workers: list[dict[str, str | None]],
     ):
         config = engine.client.model_config
@@ -56,6 +57,7 @@ class InfoCard:
             "vocabulary_fingerprint": vocabulary_fingerprint(tokenizer.get_vocab()),
             "chat_template_fingerprint": chat_template_fingerprint(template),
             "max_model_len": config.max_model_len,
+            "max_images": max_images,
             "world_size": len(workers),
             "device": "cuda" if engine.client.vllm_config.device_config.device_type == "cuda" else "cpu",
             "gpus": [worker["gpu"] for worker in workers if worker["gpu"]],

@@ -30,7 +30,7 @@ class ModelTensors(NamedTuple):
     expected: dict[str, Expected]
     """What a push has to name. Of tensors tied together only the first, as in `named_parameters`."""
     unknown: list[str]
-    """Tensors that the class for text does not have: of a vision tower, of a head for speculation."""
+    """Tensors that the class does not have: of a vision tower, for a class of text alone; of a head for speculation."""
 
 
 def model_tensors(hf_config: Any, hf_text_config: Any, dtype: torch.dtype, folder: Path) -> ModelTensors:
@@ -40,13 +40,17 @@ def model_tensors(hf_config: Any, hf_text_config: Any, dtype: torch.dtype, folde
     checkpoint has the same list. Raises whatever transformers raises for an unknown architecture, FileNotFoundError
     when the folder has no safetensors, and LayoutError.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     from grpo_proto.checkpoint_layout import checkpoint_layout
 
-    config = hf_config if type(hf_config) in AutoModelForCausalLM._model_mapping else hf_text_config
+    classes = (AutoModelForCausalLM, AutoModelForImageTextToText)
+    known = [each for each in classes if type(hf_config) in each._model_mapping]
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        if known:
+            model = known[0].from_config(hf_config, dtype=dtype)
+        else:
+            model = AutoModelForCausalLM.from_config(hf_text_config, dtype=dtype)
     shapes = {name: header.shape for name, header in read_headers(folder).items()}
     layout = checkpoint_layout(model, shapes)
     expected = {

@@ -83,6 +83,7 @@ def add_options(parser: argparse.ArgumentParser, *, on_cpu: bool) -> None:
         worker_extension_cls=RECEIVER,
         logprobs_mode="processed_logprobs",
         max_logprobs=DEFAULT_MAX_LOGPROBS,
+        mm_processor_cache_gb=0.0,
         enable_scale_out=True,
         max_loras=DEFAULT_MAX_LORAS,
         max_lora_rank=DEFAULT_MAX_LORA_RANK,
@@ -174,6 +175,14 @@ def check_options(args: argparse.Namespace, *, on_cpu: bool) -> None:
         raise StartError(
             "--api-key (VLLM_API_KEY) guards a part of the routes only, and shuts the keys of sessions out",
             f"set {TOKEN_VARIABLE} to the key instead",
+        )
+    if args.mm_processor_cache_gb:
+        # The API server and the engine each have a part of this cache, and a push empties them at two times: for an
+        # image that comes in between, the server then sends a reference to what the engine no longer has.
+        raise StartError(
+            f"--mm-processor-cache-gb {args.mm_processor_cache_gb:g}: requests with an image that came while a push "
+            "began would fail",
+            "leave the option out",
         )
     if args.grpc:
         raise StartError("--grpc starts a server without the routes of grpo-rollout", "leave the option out")

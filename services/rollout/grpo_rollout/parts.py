@@ -19,6 +19,7 @@ from .adapter_check import BaseDigest
 from .adapters import Adapters
 from .engine import Engine
 from .health import InfoCard
+from .images import Images
 from .logprobs import Logprobs
 from .manifest_check import ModelTensors, model_tensors
 from .pushes import Pushes
@@ -61,9 +62,11 @@ async def build_parts(client: EngineClient, args: Namespace, *, models: Any, ser
     tokenizer = engine.client.get_tokenizer()
     chat_template = load_chat_template(args.chat_template)
     max_model_len = engine.client.model_config.max_model_len
+    images = Images(engine)
     rollouts = Rollouts(
         engine,
         pushes,
+        images,
         tokenizer=tokenizer,
         chat_template=chat_template,
         template_kwargs=args.default_chat_template_kwargs or {},
@@ -86,6 +89,7 @@ async def build_parts(client: EngineClient, args: Namespace, *, models: Any, ser
             tokenizer=tokenizer,
             chat_template=chat_template,
             server_id=pushes.server_id,
+            max_images=images.max_images,
             workers=await engine.workers("device"),
         ),
         started_s=time.monotonic(),

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 from vllm import envs
+from vllm.inputs import MultiModalInput
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
@@ -27,6 +28,7 @@ from .chat_messages import template_messages
 from .completion_text import CompletionText
 from .cut_off import client_gone, until_cut_off
 from .engine import Engine
+from .images import Images
 from .pushes import Pushes
 from .regex_grammar import check_regex, given_up
 
@@ -49,6 +51,7 @@ class Rollouts:
         self,
         engine: Engine,
         pushes: Pushes,
+        images: Images,
         *,
         tokenizer: Any,
         chat_template: str | None,
@@ -57,6 +60,7 @@ class Rollouts:
     ):
         self.engine = engine
         self.pushes = pushes
+        self.images = images
         self.tokenizer = tokenizer
         self.text = CompletionText(tokenizer)
         self.chat_template, self.template_kwargs = chat_template, template_kwargs
@@ -93,13 +97,14 @@ class Rollouts:
 
     async def _sample_all(self, request: RolloutRequest) -> bytes:
         prompts_token_ids = await self._token_ids(request.prompts)
-        for position, token_ids in enumerate(prompts_token_ids):
+        for position, (prompt, token_ids) in enumerate(zip(request.prompts, prompts_token_ids, strict=True)):
             self._check_prompt(position, token_ids)
+            self.images.check(position, prompt, token_ids)
         await self.check_sampling(request.sampling)
         stops = self.text.stops(request.sampling)
         outputs = await asyncio.gather(
             *(
-                self._sample_group(f"{request.request_id}/{position}", token_ids, prompt, request, stops)
+                self._sample_group(position, token_ids, prompt, request, stops)
                 for position, (prompt, token_ids) in enumerate(zip(request.prompts, prompts_token_ids, strict=True))
             )
         )
@@ -108,16 +113,29 @@ class Rollouts:
         return await self._body(request, outputs)
 
     async def _sample_group(
+        self, position: int, token_ids: list[int], prompt: Prompt, request: RolloutRequest, stops: Mapping[str, Any]
+    ) -> RequestOutput:
+        if not prompt.images:
+            return await self._sample_prompt(position, token_ids, len(token_ids), prompt, request, stops)
+        num_sequences = num_sampled(request)
+        async with self.images.prepared(position, prompt, num_sequences=num_sequences) as ready:
+            num_tokens = len(ready["prompt_token_ids"])
+            if num_tokens >= self.max_model_len:
+                raise self._too_long(position, f"{len(token_ids)} tokens, with its images {num_tokens}")
+            return await self._sample_prompt(position, ready, num_tokens, prompt, request, stops)
+
+    async def _sample_prompt(
         self,
-        engine_id: str,
-        token_ids: list[int],
+        position: int,
+        ready: list[int] | MultiModalInput,
+        num_tokens: int,
         prompt: Prompt,
         request: RolloutRequest,
         stops: Mapping[str, Any],
     ) -> RequestOutput:
-        params = sampling_params(request, prompt.seed, room=self.max_model_len - len(token_ids), stops=stops)
+        params = sampling_params(request, prompt.seed, room=self.max_model_len - num_tokens, stops=stops)
         trace = {"traceparent": prompt.traceparent} if prompt.traceparent else None
-        output = await self.engine.generate(token_ids, params, engine_id, trace_headers=trace)
+        output = await self.engine.generate(ready, params, f"{request.request_id}/{position}", trace_headers=trace)
         if request.sampling.structured_outputs is not None and "error" in [one.finish_reason for one in output.outputs]:
             raise given_up()
         return output
@@ -154,13 +172,16 @@ class Rollouts:
 
     def _check_prompt(self, position: int, token_ids: list[int]) -> None:
         if len(token_ids) >= self.max_model_len:
-            raise Refusal.invalid(
-                "prompt_too_long",
-                f"prompt {position} has {len(token_ids)} tokens; the context holds {self.max_model_len}, including "
-                "at least one sampled token",
-                "shorten the prompt or start the server with a larger --max-model-len",
-            )
+            raise self._too_long(position, f"{len(token_ids)} tokens")
         check_vocabulary(f"prompt {position}", token_ids, self.vocab_size)
+
+    def _too_long(self, position: int, length: str) -> Refusal:
+        return Refusal.invalid(
+            "prompt_too_long",
+            f"prompt {position} has {length}; the context holds {self.max_model_len}, including at least one sampled "
+            "token",
+            "shorten the prompt or start the server with a larger --max-model-len",
+        )
 
     async def _body(self, request: RolloutRequest, outputs: list[RequestOutput]) -> bytes:
         """Encode the response group by group, and yield to the event loop after each group."""
@@ -230,19 +251,24 @@ def check_token_ids(sampling: Sampling, tokenizer: Any, vocab_size: int) -> None
         )
 
 
+def num_sampled(request: RolloutRequest) -> int:
+    """Return how many completions of a prompt are sampled: one when greedy, because all n would be the same."""
+    return request.n if request.sampling.temperature >= GREEDY_BELOW else 1
+
+
 def sampling_params(
     request: RolloutRequest, seed: int | None, *, room: int, stops: Mapping[str, Any] = MappingProxyType({})
 ) -> SamplingParams:
     """Return vLLM's parameters for one prompt. `max_tokens` is capped to `room`, what the prompt leaves of the context.
 
-    Request one completion when greedy: all n would be the same, and vLLM refuses to sample more than one.
+    Request one completion when greedy: vLLM refuses to sample more than one.
 
     Spread the seed: vLLM gives completion i the seed plus i, and seeds of prompts are often consecutive. Otherwise
     completion 1 of prompt 7 and completion 0 of prompt 8 would draw the same numbers.
     """
     sampling = request.sampling
     return SamplingParams(
-        n=request.n if sampling.temperature >= GREEDY_BELOW else 1,
+        n=num_sampled(request),
         **distribution(sampling, max_tokens=min(sampling.max_tokens, room)),
         **stops,
         seed=None if seed is None else spread_seed(seed),

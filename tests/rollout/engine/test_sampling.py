@@ -103,6 +103,13 @@ class TestAnswer:
         assert any(re.search(rf"{re.escape(IM_START)}[a-l]$", text) for text in texts)
         assert not any(re.search(rf"{re.escape(IM_START)}[a-l].", text) for text in texts)
 
+    async def test_an_image_is_refused_by_a_model_without_vision(self, fresh: Server):
+        async with fresh.client() as client:
+            assert (await client.info()).max_images == 0
+            prompt = Prompt(token_ids=[5], images=["AA=="])
+            with pytest.raises(DataError, match="prompt 0 has 1 images; this server takes 0 a prompt"):
+                await client.rollouts(RolloutRequest(request_id="image", prompts=[prompt]))
+
     async def test_a_stop_token_that_the_model_does_not_have_is_refused(self, fresh: Server):
         with pytest.raises(DataError, match="stop_token_ids holds token 5000; the vocabulary ends at 100"):
             await fresh.sample(sampling={"stop_token_ids": [5000]})

@@ -1,0 +1,93 @@
+"""Completions of prompts with images: what is sampled from, what is refused, and what the server survives."""
+
+import base64
+
+import pytest
+from PIL import Image
+from transformers import AutoProcessor
+
+from grpo_proto.messages.errors import DataError
+from grpo_proto.messages.rollout import Prompt
+from tests.tiny_vision_model import make_vision_tokenizer
+
+from .conftest import MAX_MODEL_LEN, VisionServer, encoded, picture, prompt_of, request_for
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600), pytest.mark.xdist_group("engines")]
+BOUND = 1e-4
+
+
+async def test_completions_are_sampled_from_what_transformers_computes(vision: VisionServer):
+    one, other = encoded(picture(1)), encoded(picture(2, (20, 90)), "JPEG")
+    prompts = [prompt_of(one), prompt_of(other, one), prompt_of()]
+    groups = await vision.groups(prompts, n=3)
+    assert vision.error(0, prompts[:2], groups[:2]) <= BOUND
+    assert groups == await vision.groups(prompts, n=3)
+    swapped = prompts[1].model_copy(update={"images": [one, other]})
+    assert vision.error(0, [swapped], groups[1:2]) > 0.01
+
+
+async def test_the_prompt_comes_back_as_the_models_processor_expands_it(vision: VisionServer):
+    prompt = prompt_of(encoded(picture(1)))
+    [group] = await vision.groups([prompt], n=1)
+    text = make_vision_tokenizer().decode(prompt.token_ids)
+    processor = AutoProcessor.from_pretrained(vision.folder)
+    assert [group.prompt_token_ids] == processor(text=[text], images=[[picture(1)]])["input_ids"]
+    assert len(group.prompt_token_ids) > len(prompt.token_ids or [])
+
+
+async def test_another_image_makes_another_completion(vision: VisionServer):
+    sampled = await vision.groups([prompt_of(encoded(picture(seed))) for seed in range(4)], n=1, max_tokens=24)
+    assert len({tuple(group.completions[0].token_ids) for group in sampled}) == 4
+
+
+async def test_the_expanded_prompt_leaves_the_rest_of_the_context(vision: VisionServer):
+    request = request_for([prompt_of(encoded(picture(1)))], n=1)
+    longest = request.sampling.model_copy(update={"min_tokens": 4096, "max_tokens": 4096})
+    async with vision.client() as client:
+        [group] = (await client.rollouts(request.model_copy(update={"sampling": longest}))).groups
+    assert len(group.prompt_token_ids) + len(group.completions[0].token_ids) == MAX_MODEL_LEN
+
+
+PICTURE = encoded(picture(1))
+CUT_OFF = base64.b64encode(base64.b64decode(PICTURE)[:500]).decode()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "problem"),
+    [
+        (prompt_of(PICTURE, CUT_OFF), "image 1 of prompt 1: the PNG file is broken"),
+        (prompt_of("%%%"), "image 0 of prompt 1: it is not standard base64"),
+        (prompt_of(base64.b64encode(b"<svg/>").decode()), "image 0 of prompt 1: the file is none of PNG, JPEG, WEBP"),
+        (prompt_of(PICTURE, placeholders=2), "prompt 1 hold 2 image placeholders and there are 1 images"),
+        (prompt_of(placeholders=1), "prompt 1 hold 1 image placeholders and there are 0 images"),
+        (prompt_of(PICTURE, PICTURE, placeholders=1), "processor refused the images of prompt 1"),
+        (prompt_of(PICTURE, PICTURE, PICTURE), "prompt 1 has 3 images; this server takes 2 a prompt"),
+        (prompt_of(PICTURE, text="a" * 220), r"prompt 1 has 2\d\d tokens, with its images 2\d\d; the context holds"),
+    ],
+)
+async def test_what_cannot_be_used_is_named(vision: VisionServer, prompt: Prompt, problem: str):
+    with pytest.raises(DataError, match=problem):
+        await vision.groups([prompt_of(PICTURE), prompt])
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        encoded(Image.new("RGB", (1, 1), "red")),
+        encoded(Image.new("RGB", (1, 3000), "red")),
+        encoded(picture(1).convert("CMYK"), "JPEG"),
+        encoded(picture(1).convert("P"), transparency=3),
+        encoded(Image.new("I;16", (9, 9), 40_000)),
+        encoded(picture(1), "WEBP", save_all=True, append_images=[picture(2)], lossless=True),
+        encoded(picture(1, (2000, 1500))),
+    ],
+    ids=["a pixel", "a line", "CMYK", "palette with transparency", "16 bits", "animation", "large"],
+)
+async def test_an_odd_image_is_what_transformers_sees_in_it(vision: VisionServer, image: str):
+    prompt = prompt_of(image)
+    assert vision.error(0, [prompt], await vision.groups([prompt])) <= BOUND
+
+
+async def test_info_tells_how_many_images_a_prompt_may_have(vision: VisionServer):
+    async with vision.client() as client:
+        assert (await client.info()).max_images == 2
