@@ -11,7 +11,7 @@ from transformers import (
     Idefics3Config,
     Idefics3ForConditionalGeneration,
     Idefics3Processor,
-    Qwen2Config,
+    LlamaConfig,
     Qwen2Tokenizer,
 )
 from transformers.models.idefics3.configuration_idefics3 import Idefics3VisionConfig
@@ -55,7 +55,7 @@ def make_vision_model(*, seed: int = 0) -> Idefics3ForConditionalGeneration:
     torch.manual_seed(seed)
     tokenizer = make_vision_tokenizer()
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    text = Qwen2Config(
+    text = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=MAX_LENGTH, tie_word_embeddings=False, initializer_range=0.05,
         bos_token_id=None, **ends,

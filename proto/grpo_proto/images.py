@@ -29,6 +29,11 @@ class ImageError(ValueError):
     """The image cannot be used; the message says why and what to send."""
 
 
+def check_header(encoded: str) -> None:
+    """Raises ImageError for what `decode_image` refuses without decoding: no file of the formats, or a large one."""
+    _open(encoded)
+
+
 def decode_image(encoded: str) -> "Image":
     """Return the picture in mode RGB, without metadata, so that nobody turns it a second time. Raises ImageError."""
     from PIL import ImageOps

@@ -42,7 +42,7 @@ PATCHES = {"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, 
 def _idefics3() -> tuple[Any, Any]:
     vision = Idefics3VisionConfig(**CLIP)
     config = transformers.Idefics3Config(
-        vision_config=vision, text_config=transformers.Qwen2Config(**TEXT),
+        vision_config=vision, text_config=transformers.LlamaConfig(**TEXT),
         image_token_id=IMAGE_TOKEN, scale_factor=2,
         tie_word_embeddings=False, pad_token_id=0,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import yaml
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from grpo_proto import InfrastructureError, Manifest, RewardClient, RolloutInfo, ServiceError
 from grpo_proto.checkpoint_files import checkpoint_folder, read_headers
@@ -26,7 +26,7 @@ from .checkpoint.files import list_steps
 from .config.run_config import RunConfig
 from .data.prompt_row import PromptRow
 from .engine.deepspeed_settings import deepspeed_settings
-from .engine.family import load_family, no_model
+from .engine.family import auto_class_of, load_family, no_model
 from .engine.model import pieces_to_push
 from .episodes.runner import EpisodeRunner
 from .errors import UsageError
@@ -149,7 +149,8 @@ class ModelWithoutWeights:
         """Raises UsageError or UnavailableError when the model cannot be read."""
         try:
             with torch.device("meta"):  # tied weights are one parameter there, as in training
-                model = AutoModelForCausalLM.from_config(load_family(config.model))
+                family = load_family(config.model)
+                model = auto_class_of(family).from_config(family)
                 in_nf4 = _weights_in_nf4(model) if config.model.load_in_4bit else 0
                 return cls(config, model, in_nf4, _adapter_on(model, config))
         except (OSError, ValueError) as error:

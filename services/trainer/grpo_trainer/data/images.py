@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_proto.images import ImageError, image_pixels
+from grpo_proto.images import ImageError, check_header
 
 from ..errors import RunError, UsageError
 from .messages import has_images
@@ -146,7 +146,7 @@ def encoded(source: str) -> str:
 
 def _checked(text: str, where: str) -> str:
     try:
-        image_pixels(text)
+        check_header(text)
     except ImageError as error:
         raise UsageError(f"{where} has an image that cannot be used: {error}", hint=_HINT) from error
     return text

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
+from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 from ..config.model import ModelConfig
 from ..errors import TrainerError, UsageError, model_error_class
@@ -24,6 +25,13 @@ def load_family(config: ModelConfig) -> PretrainedConfig:
         return family
     except (OSError, ValueError) as error:
         raise no_model(config, error) from error
+
+
+def auto_class_of(family: PretrainedConfig) -> type[_BaseAutoModelClass]:
+    """Return transformers' class that loads the family: most vision-language ones have one of their own."""
+    of_text = type(family) in AutoModelForCausalLM._model_mapping
+    found: type[_BaseAutoModelClass] = AutoModelForCausalLM if of_text else AutoModelForImageTextToText
+    return found
 
 
 def has_experts(family: PretrainedConfig) -> bool:

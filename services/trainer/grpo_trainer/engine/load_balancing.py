@@ -15,11 +15,11 @@ from inspect import signature
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from ..config.algorithm import AlgorithmConfig
 from ..errors import RunError, UsageError
-from .family import has_experts
+from .family import auto_class_of, has_experts
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def _has_loss(family: PretrainedConfig) -> bool:
     # A configuration of the model's own code may have the name of one of transformers'.
     if not has_experts(family) or not type(family).__module__.startswith("transformers."):
         return False
-    model_class = AutoModelForCausalLM._model_mapping.get(type(family), None)
+    model_class = auto_class_of(family)._model_mapping.get(type(family), None)
     return model_class is not None and _function_in(model_class.__module__) is not None
 
 

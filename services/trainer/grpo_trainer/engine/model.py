@@ -6,22 +6,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 from grpo_proto.checkpoint_files import checkpoint_folder, read_headers
 from grpo_proto.checkpoint_layout import LayoutError, Piece, checkpoint_layout
 
 from ..config.model import ModelConfig
 from ..errors import UsageError, model_error_class
+from .family import auto_class_of
 from .output_head import Policy
 
 log = logging.getLogger(__name__)
@@ -68,13 +62,6 @@ def load_policy(config: ModelConfig, *, temperature: float, zero3: dict[str, Any
         chunk_tokens=config.logprob_chunk_tokens,
         in_float32=config.head_dtype == "float32",
     )
-
-
-def auto_class_of(family: PretrainedConfig) -> type[_BaseAutoModelClass]:
-    """Return transformers' class that loads the family: most vision-language ones have one of their own."""
-    of_text = type(family) in AutoModelForCausalLM._model_mapping
-    found: type[_BaseAutoModelClass] = AutoModelForCausalLM if of_text else AutoModelForImageTextToText
-    return found
 
 
 def check_family(family: PretrainedConfig, name_or_path: str) -> None:
