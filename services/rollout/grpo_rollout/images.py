@@ -57,8 +57,16 @@ class Images:
                 if self.max_images
                 else "serve a model with vision, without --language-model-only",
             )
-        if self.max_images and not prompt.images and self._placeholder in token_ids:
-            raise _unfilled(position, token_ids.count(self._placeholder), 0)
+        if not prompt.images:
+            self.check_text(f"prompt {position}", token_ids)
+
+    def check_text(self, named: str, token_ids: list[int]) -> None:
+        """Raises Refusal (422) for image placeholders in a prompt that comes without images.
+
+        The model would read the token's own embedding, which is trained for nothing.
+        """
+        if self.max_images and self._placeholder in token_ids:
+            raise _unfilled(named, token_ids.count(self._placeholder), 0)
 
     @asynccontextmanager
     async def prepared(self, position: int, prompt: Prompt, *, num_sequences: int) -> AsyncIterator[MultiModalInput]:
@@ -107,13 +115,13 @@ class Images:
             raise Refusal.invalid(
                 "images_refused",
                 f"the model's processor refused the images of prompt {position} ({sizes} pixels): "
-                f"{str(error)[:SHOWN_CHARS]}",
+                f"{str(error.__cause__ or error)[:SHOWN_CHARS]}",
                 "token_ids hold the model's image placeholder once for each image, not expanded; if so, send images of "
                 "another size",
             ) from error
         num_placeholders = count_placeholders(token_ids, ready)
         if num_placeholders > len(pictures):
-            raise _unfilled(position, num_placeholders, len(pictures))
+            raise _unfilled(f"prompt {position}", num_placeholders, len(pictures))
         return ready
 
 
@@ -137,9 +145,11 @@ def count_placeholders(token_ids: list[int], ready: MultiModalInput) -> int:
     return len(places) + sum(rest[start : start + width] == placeholder for start in starts)
 
 
-def _unfilled(position: int, num_placeholders: int, num_images: int) -> Refusal:
+def _unfilled(named: str, num_placeholders: int, num_images: int) -> Refusal:
     return Refusal.invalid(
         "image_placeholders",
-        f"token_ids of prompt {position} hold {num_placeholders} image placeholders and there are {num_images} images",
-        "send the placeholder once for each image, as the chat template writes it; the server expands it",
+        f"token_ids of {named} hold {num_placeholders} image placeholders and there are {num_images} images",
+        "send the placeholder once for each image, as the chat template writes it; the server expands it"
+        if num_images
+        else "send the images with POST /v1/rollouts, the one route that takes any, or text without placeholders",
     )

@@ -23,6 +23,7 @@ from grpo_proto.server.refusal import Refusal
 from . import metrics, weight_state
 from .cut_off import client_gone, until_cut_off
 from .engine import Engine
+from .images import Images
 from .pushes import Pushes
 from .rollouts import check_finite, check_vocabulary
 
@@ -38,10 +39,18 @@ class Logprobs:
     """
 
     def __init__(
-        self, engine: Engine, pushes: Pushes, *, max_model_len: int, max_tokens: int, max_tokens_in_flight: int
+        self,
+        engine: Engine,
+        pushes: Pushes,
+        images: Images,
+        *,
+        max_model_len: int,
+        max_tokens: int,
+        max_tokens_in_flight: int,
     ):
         self.engine = engine
         self.pushes = pushes
+        self.images = images
         self.max_model_len = max_model_len
         self.max_tokens = max_tokens
         self.max_tokens_in_flight = max_tokens_in_flight
@@ -98,6 +107,7 @@ class Logprobs:
                 "shorten the sequence or start the server with a larger --max-model-len",
             )
         check_vocabulary(f"sequence {position}", sequence.token_ids, self.vocab_size)
+        self.images.check_text(f"sequence {position}", sequence.token_ids[: sequence.num_prompt_tokens])
 
     def _check_room(self, num_tokens: int) -> None:
         """Raises Refusal: 422 for a request over the bound of one, 429 while others leave no room for it."""

@@ -80,6 +80,7 @@ async def build_parts(client: EngineClient, args: Namespace, *, models: Any, ser
         logprobs=Logprobs(
             engine,
             pushes,
+            images,
             max_model_len=max_model_len,
             max_tokens=args.max_scored_tokens,
             max_tokens_in_flight=args.max_scored_tokens_in_flight,

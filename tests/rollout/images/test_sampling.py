@@ -7,6 +7,7 @@ from PIL import Image
 from transformers import AutoProcessor
 
 from grpo_proto.messages.errors import DataError
+from grpo_proto.messages.logprobs import GivenSequence, LogprobsRequest
 from grpo_proto.messages.rollout import Prompt
 from tests.tiny_vision_model import make_vision_tokenizer
 
@@ -91,3 +92,13 @@ async def test_an_odd_image_is_what_transformers_sees_in_it(vision: VisionServer
 async def test_info_tells_how_many_images_a_prompt_may_have(vision: VisionServer):
     async with vision.client() as client:
         assert (await client.info()).max_images == 2
+
+
+async def test_an_expanded_prompt_is_not_scored_without_its_images(vision: VisionServer):
+    prompt = prompt_of(PICTURE)
+    [group] = await vision.groups([prompt], n=1)
+    ids = group.prompt_token_ids
+    sequence = GivenSequence(token_ids=[*ids, 40], num_prompt_tokens=len(ids))
+    async with vision.client() as client:
+        with pytest.raises(DataError, match="sequence 0 hold 20 image placeholders and there are 0 images"):
+            await client.logprobs(LogprobsRequest(sequences=[sequence]))
