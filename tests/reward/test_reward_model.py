@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -14,10 +15,12 @@ from tests.tiny_model import MAX_LENGTH, make_tokenizer, save_tiny_model
 from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
 from grpo_proto import RewardSpec
+from grpo_reward.config import ConfigError, Settings, read_settings
 from grpo_reward.executors.base import Chunk, ExecutorUnavailable
 from grpo_reward.executors.process import ProcessExecutor
 from grpo_reward.rewards.reward_model import reward_model
 from grpo_reward.scorer import checked_params, score_batch
+from grpo_reward.server import environment_of_rewards
 
 pytestmark = pytest.mark.processes
 
@@ -137,8 +140,8 @@ def save(folder: Path, model: Qwen2ForSequenceClassification) -> Path:
     return folder
 
 
-async def started(model: Path, **options: object) -> ProcessExecutor:
-    """An executor whose fork server has loaded `model`."""
+async def started(model: Path | str, **options: object) -> ProcessExecutor:
+    """An executor whose fork server has loaded `model`, as `--reward-model` has it."""
     environment = {"GRPO_REWARD_REWARD_MODEL": str(model)}
     executor = ProcessExecutor(
         workers=2, memory_bytes=4 << 30, environment=environment, start_limit_s=START_S, **options
@@ -236,9 +239,50 @@ class TestInTheWorkers:
         assert malformed.status in ("ok", "unscorable")  # a template may well accept it
 
 
+async def test_each_of_several_models_is_a_reward_of_its_own(tmp_path, server):
+    server.answer = lambda request: classified(0.75)
+    models = {"helpful": make_classifier(), "harmless": make_classifier()}
+    models["harmless"].score.weight.data.neg_()
+    named = [f"{name}={save(tmp_path / name, model)}" for name, model in models.items()]
+    environment = environment_of_rewards(Settings(reward_model=[*named, f"remote={server.url}"]))
+    executor = ProcessExecutor(workers=1, memory_bytes=4 << 30, environment=environment, start_limit_s=START_S)
+    await executor.start()
+    try:
+        found = {}
+        for name in [*models, "remote", "reward_model"]:
+            sample = {"prompt": "2 + 2?", "completion": "4", "columns": {}}
+            chunk = Chunk([RewardSpec(name=name, params={"max_length": 64})], [sample], None, 60.0, batch=True)
+            async with asyncio.timeout(90):
+                await executor.score(chunk)
+            found[name] = chunk.scores[0]
+    finally:
+        await executor.stop()
+    for name, model in models.items():
+        with torch.inference_mode():
+            logit = model(input_ids=torch.tensor([make_tokenizer()("2 + 2?4")["input_ids"]])).logits[0, 0].item()
+        assert found[name].score == pytest.approx(logit, abs=1e-4), name
+    assert len({round(one.score, 3) for one in found.values() if one.score is not None}) == 3
+    assert found["remote"].score == 0.75
+    assert "rewards of their own: helpful, harmless" in found["reward_model"].detail
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["A/one", "B/two"], "B/two has no name: each model of several needs a name of its own, NAME=MODEL"),
+        (["rm=A/one", "rm=B/two"], "rm=B/two is a second rm"),
+        (["http://127.0.0.1:8005"], "http://127.0.0.1:8005 needs a name"),
+    ],
+)
+def test_models_that_cannot_be_told_apart_are_refused(given, message):
+    with pytest.raises(ConfigError, match=re.escape(f"--reward-model: Value error, {message}")):
+        read_settings(["--reward-model", *given])
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda folder: f"accuracy={folder}", "the built-in accuracy.py has that name"),
         (lambda folder: save_tiny_model(folder, num_layers=1), r"no sequence-classification model: it lacks score"),
         (lambda folder: save(folder, make_classifier(num_labels=2)), "has 2 labels; a reward model has one"),
         (lambda folder: folder / "missing", "missing cannot be loaded"),
@@ -265,7 +309,8 @@ def test_a_model_that_cannot_be_padded_is_asked_one_text_at_a_time(tmp_path, mon
     monkeypatch.setenv("GRPO_REWARD_REWARD_MODEL", str(save(tmp_path, model)))
     code = (
         "import asyncio\n"
-        "from grpo_reward.rewards.reward_model import reward_model\n"
+        "from grpo_reward.registry import load_rewards\n"
+        "reward_model = load_rewards([])['reward_model'].function\n"
         "def score(*texts):\n"
         "    found = asyncio.run(reward_model(list(texts), prompts=[None] * len(texts)))\n"
         "    return [one.score for one in found]\n"

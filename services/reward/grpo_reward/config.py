@@ -13,8 +13,10 @@ from grpo_proto.api_token import ALSO_VARIABLE, TOKEN_VARIABLE, TokenError, serv
 from grpo_proto.loopback import is_loopback
 
 from .refusal import nearest
+from .reward_models import named_models
 
 ENV_PREFIX = "GRPO_REWARD_"
+METAVARS = {"plugin": "FILE.py[:NAME]", "reward_model": "[NAME=]MODEL"}
 LEAST_MEMORY_MIB = 128
 """The rewards of the package take some 90; plugins come on top."""
 
@@ -45,8 +47,10 @@ class Settings(BaseSettings):
         default_factory=list,
         description="What judge and reward_model may call: URLs begin with one of these; in the environment by ','.",
     )
-    reward_model: str | None = Field(
-        default=None, description="Folder or Hub name of a classification model for reward_model, loaded at the start."
+    reward_model: Annotated[list[str], NoDecode] = Field(
+        default_factory=list,
+        description="Classification models: a folder or Hub name, loaded at the start, for reward_model; NAME=MODEL, "
+        "also several, each the reward NAME; NAME=URL of a server as for reward_model; in the environment by ','.",
     )
     worker_env: Annotated[list[str], NoDecode] = Field(
         default_factory=list,
@@ -94,10 +98,16 @@ class Settings(BaseSettings):
                 plugins.append(part)
         return plugins
 
-    @field_validator("allowed_url", "worker_env", mode="before")
+    @field_validator("allowed_url", "reward_model", "worker_env", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+    @field_validator("reward_model")
+    @classmethod
+    def _distinct(cls, models: list[str]) -> list[str]:
+        named_models(models)
+        return models
 
     @field_validator("worker_memory_mib")
     @classmethod
@@ -174,7 +184,7 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(
             f"--{name.replace('_', '-')}",
             help=field.description if several or default in (None, "") else f"{field.description} (default: {default})",
-            metavar="FILE.py[:NAME]" if name == "plugin" else name.rsplit("_", 1)[-1].upper(),
+            metavar=METAVARS.get(name, name.rsplit("_", 1)[-1].upper()),
             **({"nargs": "+", "action": "extend"} if several else {}),  # type: ignore[arg-type]
         )
     return parser

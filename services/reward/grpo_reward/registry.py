@@ -5,6 +5,7 @@ Runs in the fork server, never in the server that listens: a plugin's code stays
 
 import importlib
 import logging
+import os
 import pkgutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 from . import rewards as built_in
 from .author import Reward
 from .plugin import PluginError, installed_rewards, left_out, located, rewards_of, rewards_of_plugin, split_plugin
+from .reward_models import MODELS_VARIABLE, UNNAMED, named_models
 
 log = logging.getLogger("grpo_reward")
 
@@ -22,11 +24,20 @@ def load_rewards(plugins: Iterable[Path], notify: Callable[[str], object] = log.
     return built_in_rewards() | of_plugins
 
 
-def built_in_rewards() -> dict[str, Reward]:
-    """Each has the name of its module."""
+def built_in_rewards(importing: Callable[[str], object] = lambda model: None) -> dict[str, Reward]:
+    """Those of the package, each with the name of its module, and those of `--reward-model`. Raises PluginError.
+
+    `importing` is called with each model of `--reward-model` before it is loaded.
+    """
     found = {}
     for name in _built_in_names():
         [found[name]] = rewards_of(importlib.import_module(f"{built_in.__name__}.{name}"))
+    for name, model in _models().items():
+        from .rewards.reward_model import load_model
+
+        importing(f"--reward-model {model}" if name == UNNAMED else f"--reward-model {name}={model}")
+        if (reward := load_model(name, model)) is not None:
+            found[name] = reward
     return found
 
 
@@ -41,7 +52,8 @@ def plugin_rewards(
     """
     plugins = [located(plugin) for plugin in plugins]
     found: dict[str, Reward] = {}
-    origin = {name: f"the built-in {name}.py" for name in _built_in_names()}
+    origin = {name: f"--reward-model {name}={model}" for name, model in _models().items()}
+    origin |= {name: f"the built-in {name}.py" for name in _built_in_names()}
     files = []
     for path in plugins:
         importing(str(path))
@@ -67,6 +79,17 @@ def plugin_rewards(
 
 def _built_in_names() -> list[str]:
     return [info.name for info in pkgutil.iter_modules(built_in.__path__)]
+
+
+def _models() -> dict[str, str]:
+    """Reward → model of `--reward-model`. Raises PluginError."""
+    try:
+        models = named_models([text for text in os.environ.get(MODELS_VARIABLE, "").split(",") if text])
+    except ValueError as error:
+        raise PluginError(f"--reward-model: {error}") from None
+    for name in models.keys() & set(_built_in_names()) - {UNNAMED}:
+        raise PluginError(f"--reward-model {name}={models[name]}: the built-in {name}.py has that name: take another")
+    return models
 
 
 def _left_out(plugins: list[Path]) -> list[str]:

@@ -13,6 +13,7 @@ from .config import ENV_PREFIX, Settings
 from .executors.base import Executor, ExecutorUnavailable
 from .executors.environment import KEYS_OF_BUILT_IN, hide_this_process
 from .metrics import Metrics
+from .reward_models import MODELS_VARIABLE, is_url, named_models
 from .sandbox.run import SANDBOX_VARIABLE
 
 LAST_LINES_S = 1.0
@@ -102,17 +103,20 @@ def environment_of_rewards(settings: Settings) -> dict[str, str]:
     unset = [name for name in settings.worker_env if name not in os.environ]
     if unset:
         raise ExecutorUnavailable(f"--worker-env {unset[0]}: there is no such variable in the environment")
-    for url in settings.allowed_url:
+    of_models = {f"--reward-model {name}": model for name, model in named_models(settings.reward_model).items()}
+    urls = dict.fromkeys(settings.allowed_url, "--allowed-url")
+    urls |= {model: flag for flag, model in of_models.items() if is_url(model) and model not in urls}
+    for url, flag in urls.items():
         from .outgoing import UrlNotAllowedError, parsed_url
 
         try:
             parsed_url(url)
         except UrlNotAllowedError as error:
-            raise ExecutorUnavailable(f"--allowed-url: {error}") from None
+            raise ExecutorUnavailable(f"{flag}: {error}") from None
     environment = {name: os.environ[name] for name in (*settings.worker_env, *KEYS_OF_BUILT_IN) if name in os.environ}
     environment[SANDBOX_VARIABLE] = settings.code_sandbox
-    if settings.allowed_url:
-        environment[f"{ENV_PREFIX}ALLOWED_URL"] = ",".join(settings.allowed_url)
+    if urls:
+        environment[f"{ENV_PREFIX}ALLOWED_URL"] = ",".join(urls)
     if settings.reward_model:
-        environment[f"{ENV_PREFIX}REWARD_MODEL"] = settings.reward_model
+        environment[MODELS_VARIABLE] = ",".join(settings.reward_model)
     return environment

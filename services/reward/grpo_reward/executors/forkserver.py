@@ -4,9 +4,9 @@
 `plugins [PLUGIN …]` after that, those of installed packages and of plugin files, and no others.
 
 From the server, one JSON message per packet: `{"spawn": id}` with the worker's socket and progress memory as file
-descriptors, `{"kill": id}`, `{"ping": n}`. To it: `{"importing": plugin}` before each plugin, `{"reward": …}` for each
-reward, `{"notice": text}` for the operator, then `{"ready": true}` or `{"failed": message}`; `{"exited": id, "status":
-n}`, `{"unspawned": id, "reason": …}`, `{"pong": n}`.
+descriptors, `{"kill": id}`, `{"ping": n}`. To it: `{"importing": source}` before each plugin and reward model,
+`{"reward": …}` for each reward, `{"notice": text}` for the operator, then `{"ready": true}` or `{"failed": message}`;
+`{"exited": id, "status": n}`, `{"unspawned": id, "reason": …}`, `{"pong": n}`.
 
 Nothing outlives it. It is the child of a keeper, which sees the end of the server (the closed socket) and of the fork
 server, also while a plugin is imported and also by SIGKILL, and then kills all there is. Both are subreapers: what a
@@ -123,15 +123,17 @@ def load(control: socket.socket, plugins: list[Path] | None) -> dict[str, Reward
     check = SandboxCheck() if plugins is None else None
     # Of a pattern in somebody's params, a line for each of its characters.
     warnings.filterwarnings("ignore", "Possible ", FutureWarning)
+
+    def importing(source: str) -> None:
+        _say(control, {"importing": source[:MAX_FAILURE_CHARS]})
+
     gc.disable()  # while all is imported it finds nothing, and takes a tenth of a second for that
     try:
         if plugins is None:
-            rewards = built_in_rewards()
+            rewards = built_in_rewards(importing)
         else:
             rewards = plugin_rewards(
-                plugins,
-                lambda text: _say(control, {"notice": text[:MAX_FAILURE_CHARS]}),
-                lambda plugin: _say(control, {"importing": plugin[:MAX_FAILURE_CHARS]}),
+                plugins, lambda text: _say(control, {"notice": text[:MAX_FAILURE_CHARS]}), importing
             )
         state = check.answer() if check is not None else SandboxState(unavailable=None, notice=None)
         for reward in rewards.values():

@@ -8,28 +8,31 @@ from typing import Any
 from .base import ExecutorUnavailable, ForkServerDied, LoadedReward
 
 SLOW_IMPORT_S = 10.0
-"""How long the import of a plugin may take until the log names it."""
+"""How long the import of a plugin or a reward model may take until the log names it."""
 
 
 class Loading:
-    """`importing`: the plugin whose import has begun and not ended; empty without one. `notices`: for the operator."""
+    """`importing`: the plugin or reward model whose import has begun and not ended; empty without one.
+    `notices`: for the operator."""
 
     def __init__(self, notices: logging.Logger):
         self._notices = notices
         self.importing = ""
 
     async def receive(
-        self, heard: Callable[[], Awaitable[dict[str, Any] | None]], what: str
+        self, heard: Callable[[], Awaitable[dict[str, Any] | None]], plugins: str
     ) -> dict[str, LoadedReward]:
-        """Take the rewards from the messages that `heard` returns; None there is the end of the fork server.
+        """Take the rewards from the messages that `heard` returns; None there is the end of the fork server. `plugins`:
+        all that are loaded, in one text.
 
-        Raises ExecutorUnavailable when `what` cannot be loaded.
+        Raises ExecutorUnavailable when they cannot be loaded.
         """
         rewards: dict[str, LoadedReward] = {}
         late: asyncio.TimerHandle | None = None
         try:
             while "ready" not in (message := await heard() or {}):
                 if not message:
+                    what = plugins or self.importing or "the rewards"
                     raise ForkServerDied(f"the fork server died while it loaded {what}")
                 if "failed" in message:
                     raise ExecutorUnavailable(message["failed"])

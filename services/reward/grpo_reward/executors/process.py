@@ -289,7 +289,7 @@ class ProcessExecutor:
 
     async def _receive_rewards(self) -> None:
         """Raises ExecutorUnavailable also when they are not what they were: scores would not mean the same."""
-        rewards = await self._loading.receive(self._heard, ", ".join(self._plugins[1:]) or "the rewards")
+        rewards = await self._loading.receive(self._heard, ", ".join(self._plugins[1:]))
         hashes = {name: reward.description.code_hash for name, reward in rewards.items()}
         changed = [name for name, was in self._rewards.items() if hashes.get(name) != was.description.code_hash]
         if changed:

@@ -3,20 +3,20 @@
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
 from ..adapters.text import text_of
-from ..author import Score, reward
+from ..author import Reward, Score, reward
 from ..control_marks import without_marks
 from ..plugin import PluginError
+from ..reward_models import UNNAMED, is_url
 
 if TYPE_CHECKING:
     from ..outgoing import Outgoing
 
-MODEL_VARIABLE = "GRPO_REWARD_REWARD_MODEL"
 KEY_VARIABLE = "REWARD_MODEL_API_KEY"
 MICRO_BATCH_TOKENS = 4096
 """Padding included; a longer text is a micro-batch of its own."""
@@ -44,8 +44,10 @@ async def reward_model(
       (`--allowed-url`); a key comes from the environment variable REWARD_MODEL_API_KEY. Where no logit comes within
       `request_timeout_s` the status is `timeout` or `error`, and the sample has no total; `detail` tells why.
     - without `url`, the model that the operator has loaded: `grpo-reward serve --reward-model FOLDER_OR_HUB_NAME`, with
-      `pip install 'grpo-reward[model]'`. It runs on the CPU with `num_threads`. All workers share one copy of the
-      weights. `--worker-memory-mib` has to hold the weights and 2 GiB: torch and transformers alone take 1.1 GiB of it.
+      `pip install 'grpo-reward[model]'`. Several have names, `--reward-model NAME=MODEL NAME=URL`, and each is the
+      reward of its name, with these params. A loaded model runs on the CPU with `num_threads`. All workers share one
+      copy of the weights. `--worker-memory-mib` has to hold the weights and 2 GiB: torch and transformers alone take
+      1.1 GiB of it.
 
     A prompt of messages goes through the model's chat template with the completion as the assistant's answer; without
     a template the contents are joined by line breaks. A prompt that is text is put before the completion as it is.
@@ -78,9 +80,70 @@ async def reward_model(
             samples = zip(prompts, completions, strict=True)
             work = (_asked(server, model, max_length, *sample) for sample in samples)
             return await in_time(work, timeout_s, "the reward model gave no score")
-    if _loaded is None:
-        raise ValueError("no reward model: set url, or start the server with --reward-model FOLDER_OR_HUB_NAME")
-    return _loaded.score(prompts, completions, max_length, num_threads)
+    if UNNAMED not in _loaded:
+        others = f"; those that are loaded are rewards of their own: {', '.join(_loaded)}" if _loaded else ""
+        raise ValueError(
+            f"no reward model: set url, or start the server with --reward-model FOLDER_OR_HUB_NAME{others}"
+        )
+    return _loaded[UNNAMED].score(prompts, completions, max_length, num_threads)
+
+
+def load_model(name: str, model: str) -> Reward | None:
+    """Load the model of the reward `name`; a URL's is elsewhere. Return the reward, None where it is `reward_model`.
+
+    Raises PluginError.
+    """
+    if is_url(model):
+        return _named(name, _behind(model), f"The logit of the reward model behind {model}, see `reward_model`.")
+    if name not in _loaded:
+        _loaded[name] = _LocalModel(model)
+    if name == UNNAMED:
+        return None
+    return _named(name, _of_loaded(_loaded[name]), f"The logit of the reward model {model}, see `reward_model`.")
+
+
+def _named(name: str, function: Callable[..., Any], documentation: str) -> Reward:
+    function.__doc__ = documentation
+    made: Reward = vars(reward(name=name, columns=[])(function))["__reward__"]
+    return made
+
+
+def _of_loaded(local: "_LocalModel") -> Callable[..., Any]:
+    def scores_of_loaded(
+        completions: list[str],
+        *,
+        prompts: list[Any],
+        max_length: Annotated[int, Field(ge=16)] | None = None,
+        num_threads: Annotated[int, Field(ge=1, le=256)] = 1,
+    ) -> list[Score]:
+        return local.score(prompts, completions, max_length, num_threads)
+
+    return scores_of_loaded
+
+
+def _behind(url: str) -> Callable[..., Any]:
+    async def scores_behind_url(
+        completions: list[str],
+        *,
+        prompts: list[Any],
+        timeout_s: float | None = None,
+        model: str | None = None,
+        max_length: Annotated[int, Field(ge=16)] | None = None,
+        request_timeout_s: Annotated[float, Field(gt=0)] = 60.0,
+        max_concurrency: Annotated[int, Field(ge=1, le=1024)] = 32,
+    ) -> list[Score]:
+        return await reward_model(
+            completions,
+            prompts=prompts,
+            timeout_s=timeout_s,
+            url=url,
+            model=model,
+            max_length=max_length,
+            request_timeout_s=request_timeout_s,
+            max_concurrency=max_concurrency,
+        )
+
+    return scores_behind_url
 
 
 def _result(logit: float, *, tokens: int, truncated: bool) -> Score:
@@ -254,4 +317,5 @@ class _LocalModel:
             yield rows
 
 
-_loaded = _LocalModel(os.environ[MODEL_VARIABLE]) if os.environ.get(MODEL_VARIABLE) else None
+_loaded: dict[str, _LocalModel] = {}
+"""Reward → its model. It is filled before workers are forked, which share the weights."""
