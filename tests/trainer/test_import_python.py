@@ -289,6 +289,20 @@ def test_rewards_keep_their_weights(folder: Path, capsys: pytest.CaptureFixture[
     assert "reward partial(g, k=2): its arguments are reward.params" in said
 
 
+def test_several_reward_models_of_a_script_keep_their_weights(folder: Path, capsys: pytest.CaptureFixture[str]):
+    Path("train.py").write_text(
+        "def f(**k): pass\nSECOND = 'b/two'\n"
+        "judge = AutoModelForSequenceClassification.from_pretrained('c/three', num_labels=1)\n"
+        "GRPOTrainer('m', ['a/one', f, SECOND, judge], args=GRPOConfig(reward_weights=[1, 2, 3, 4]),"
+        " train_dataset=load_dataset('d'))\n"
+    )
+    text, _ = imported(capsys, "train.py", "--num_processes", 1)
+    reward = yaml.safe_load(text)["reward"]
+    assert reward["reward_funcs"] == ["one", "two", "three", "train.py:f"]
+    assert reward["reward_weights"] == [1.0, 3.0, 4.0, 2.0]
+    assert "--reward-model one=a/one two=b/two three=c/three" in text
+
+
 def test_variables_of_the_environment_are_read_where_they_stand(folder: Path, capsys: pytest.CaptureFixture[str]):
     Path("train.py").write_text("args = GRPOConfig(beta=float(os.environ.get('BETA', '0.5')))\n" + REST)
     Path("train.sh").write_text("BETA=0.25 python train.py\n")

@@ -391,9 +391,12 @@ def test_demonstrations_of_chord_are_read_by_their_own_columns(
     assert "has to end with the question" not in said
 
 
-def test_of_several_reward_models_the_first_is_taken_with_its_weight(capsys: pytest.CaptureFixture[str]):
-    text, said = imported(capsys, *SWIFT, "--reward_model", "A/one", "B/two", "--reward_weights", "1", "0.5", "0.2")
+def test_several_reward_models_are_rewards_by_their_names_with_their_weights(capsys: pytest.CaptureFixture[str]):
+    models = ["A/one", "B/two", "C/one", "D/format"]
+    text, said = imported(
+        capsys, *SWIFT, "--reward_model", *models, "--reward_weights", "1", "0.5", "0.2", "0.3", "0.4"
+    )
     run = RunConfig.model_validate(yaml.safe_load(text))
-    assert run.reward.weights == {"format": 1.0, "reward_model": 0.5}
-    assert "--reward-model A/one" in text
-    assert "--reward_model A/one B/two: the reward server has one reward model, the first" in said
+    assert run.reward.weights == {"format": 1.0, "one": 0.5, "two": 0.2, "one-2": 0.3, "format-2": 0.4}
+    assert "--reward-model one=A/one two=B/two one-2=C/one format-2=D/format" in text
+    assert "reward_model" not in said

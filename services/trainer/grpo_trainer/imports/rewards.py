@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,23 @@ class Found:
 def add_plugin(found: Found, file: str) -> None:
     if file not in found.arguments:
         found.arguments += ["--plugin", file]
+
+
+def add_models(found: Found, models: Sequence[str]) -> None:
+    """Add the reward models of `--reward-model`: one as `reward_model`, several by the last parts of their names, as
+    TRL and ms-swift call them."""
+    if len(models) == 1:
+        found.funcs.append("reward_model")
+        found.arguments += ["--reward-model", *models]
+    if len(models) < 2:
+        return
+    found.arguments.append("--reward-model")
+    for model in models:
+        last = re.sub(r"[^\w.-]", "-", model.rstrip("/").rpartition("/")[2]) or "model"
+        taken = {name.rpartition(":")[2] for name in found.funcs}
+        name = next(name for name in chain([last], (f"{last}-{i}" for i in count(2))) if name not in taken)
+        found.funcs.append(name)
+        found.arguments.append(f"{name}={model}")
 
 
 def registered_in(name: str, plugins: Sequence[str]) -> str | None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from .python_source import called, python_source
+from .python_values import UnknownValueError
 from .script_reader import Reader, short
 
 
@@ -22,15 +23,15 @@ def read_rewards(reader: Reader) -> None:
     functions: list[tuple[int, str]] = []
     of_states: list[tuple[int, str]] = []
     for i, node in enumerate(nodes):
-        text = node.value if isinstance(node, ast.Constant) else None
-        if isinstance(text, str) and not models:
-            models.append((i, text))
+        if (model := _model(reader, node)) is not None:
+            models.append((i, model))
         elif (name := _function(reader, node)) is not None:
             (of_states if _reads_environments(reader, node, name) else functions).append((i, name))
         else:
             reader.found.remark(f"reward {short(node)} is no function that a file has by a name: it is left out")
     if models:
-        reader.found.options["reward_model_name_or_path"] = models[0][1]
+        names = [model for _, model in models]
+        reader.found.options["reward_model_name_or_path"] = names if len(names) > 1 else names[0]
     if functions:
         reader.found.options["reward_funcs"] = [name for _, name in functions]
     weights = reader.found.options.pop("reward_weights", None)
@@ -42,6 +43,20 @@ def read_rewards(reader: Reader) -> None:
     if weights is not None and order:
         reader.found.options["reward_weights"] = [weights[i] for i in order]
     reader.say_where([name for _, name in functions], "the reward server")
+
+
+def _model(reader: Reader, node: ast.expr) -> str | None:
+    """Return the name of a reward model: a text, or what `from_pretrained` is given."""
+    made = reader.single(node)
+    if isinstance(made, ast.Call) and called(made) == "from_pretrained" and made.args:
+        made = made.args[0]
+    elif made is not node and not isinstance(made, ast.Constant):
+        return None
+    try:
+        text = reader.values.of(made)
+    except UnknownValueError:
+        return None
+    return text if isinstance(text, str) else None
 
 
 def _set_of_states(reader: Reader, found: list[tuple[int, str]], weights: list[Any] | None) -> None:

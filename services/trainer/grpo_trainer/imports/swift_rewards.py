@@ -4,7 +4,7 @@ from typing import Any
 
 from ..errors import UsageError
 from .options import Options, given
-from .rewards import Found, OurReward, add_plugin, missing, registered_in, registers, set_rewards
+from .rewards import Found, OurReward, add_models, add_plugin, missing, registered_in, registers, set_rewards
 from .run_file import RunFile
 
 REWARDS = {
@@ -62,12 +62,7 @@ def set_swift_rewards(options: Options, run: RunFile) -> list[str]:
             continue
         if plugin not in gone or any(name not in REWARDS for name in names):
             add_plugin(found, plugin)
-    if models:
-        found.funcs.append("reward_model")
-        found.arguments += ["--reward-model", models[0]]
-        found.left_out += [len(names) + i for i in range(1, len(models))]
-        if len(models) > 1:
-            run.differs.append(f"{options.shown('reward_model')}: the reward server has one reward model, the first")
+    add_models(found, models)
     _report_params(options, run, [name for name in names if name in PARAMS])
     shown = "; ".join(given(options, "reward_funcs", "reward_model", "external_plugins"))
     weights = options.shown("reward_weights") if options.has("reward_weights") else ""

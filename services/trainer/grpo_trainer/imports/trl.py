@@ -18,7 +18,7 @@ from .open_r1 import DEFAULT as DEFAULT_OF_OPEN_R1
 from .open_r1 import open_r1_reward, report_parameters
 from .options import Options
 from .quantized import set_quantized
-from .rewards import Found, OurReward, add_plugin, set_rewards
+from .rewards import Found, OurReward, add_models, add_plugin, set_rewards
 from .run_file import RunFile, checked
 from .script_episodes import set_episodes
 from .script_reader import TrlScript
@@ -304,15 +304,13 @@ def _set_rewards(options: Options, run: RunFile, *, default: Sequence[str], is_p
 
     `is_paid`: episodes bring rewards of their own.
     """
-    found, model = Found(), options.text("reward_model_name_or_path")
-    if model is not None:
-        found.funcs.append("reward_model")
-        found.arguments += ["--reward-model", model]
+    found, models = Found(), options.values("reward_model_name_or_path") or []  # several of a script
+    add_models(found, models)
     for position, name in enumerate(options.values("reward_funcs") or default):
         ours = REWARDS.get(name) or open_r1_reward(name, options)
         if ours is not None and ours.name in found.funcs:
             run.differs.append(f"reward {name} is {ours.name}, which is there already: it is left out")
-            found.left_out.append(position + (model is not None))
+            found.left_out.append(position + len(models))
         elif ours is not None:
             found.add(ours)
             run.differs += [ours.remark] if ours.remark else []
