@@ -14,7 +14,7 @@ from grpo_trainer.algorithm.at_k import at_k_metrics, pass_at_k
 from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.data.prompt_row import PromptRow
-from grpo_trainer.errors import UnavailableError, UsageError
+from grpo_trainer.errors import RunError, ServersError, UnavailableError, UsageError
 from grpo_trainer.evaluate import main, standard_error
 from grpo_trainer.sampling.evaluation import EvalSet, Evaluation, eval_sets, mean_over_sets
 from grpo_trainer.sampling.sampler import Asked
@@ -118,8 +118,12 @@ def test_an_accuracy_varies_as_its_prompts_do():
     assert standard_error([group(True), group(None)]) is None
 
 
-def test_mistakes_of_the_command_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture(autouse=True)
+def logging_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grpo_trainer.evaluate.configure_logging", lambda: None)  # it is the whole process's
+
+
+def test_mistakes_of_the_command_are_named(tmp_path: Path):
     run_file = write_run_file(tmp_path, rollout={"urls": ["http://127.0.0.1:9"], "startup_timeout_s": 0.1})
     with pytest.raises(UsageError, match="the run file names no held-out rows"):
         main([str(run_file)])
@@ -130,3 +134,26 @@ def test_mistakes_of_the_command_are_named(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(UnavailableError, match="did not come up within"):
         main([str(run_file), "--data.eval_dataset", str(tmp_path / "rows.jsonl")])
     assert not (tmp_path / "run").exists()
+
+
+def test_what_is_trained_on_need_not_be_there(tmp_path: Path):
+    gone = {"dataset": str(tmp_path / "gone.jsonl"), "eval_dataset": str(tmp_path / "rows.jsonl")}
+    chord = {"sft_dataset": str(tmp_path / "gone-too.jsonl"), "sft_batch_size": 1, "mu_peak": 0.5}
+    nowhere = {"urls": ["http://127.0.0.1:9"], "startup_timeout_s": 0.1}
+    run_file = write_run_file(tmp_path, rollout=nowhere, data=gone, chord=chord)
+    with pytest.raises(UnavailableError, match="did not come up within"):
+        main([str(run_file)])
+
+
+def test_a_failure_does_not_send_to_a_run_that_could_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async def fail(*_: object) -> None:
+        raise ServersError("the servers gave nothing", hint="start again with --resume", exit_status=2)
+
+    monkeypatch.setattr("grpo_trainer.evaluate._evaluated", fail)
+    run_file = write_run_file(tmp_path, rollout={})
+    with pytest.raises(RunError, match="the servers gave nothing") as raised:
+        main([str(run_file), "--data.eval_dataset", str(tmp_path / "rows.jsonl")])
+    assert raised.value.hint is not None
+    assert "evaluate again" in raised.value.hint
+    assert "--resume" not in str(raised.value)
+    assert raised.value.exit_status == 2

@@ -1,7 +1,7 @@
 """`grpo-train evaluate RUN.yaml`: what the rollout servers serve now, on the held-out rows of a run, without training.
 
 The same rows, seeds, sampling and rewards as the evaluations of the run: what they say of a model before the run, of
-another checkpoint or of another model compares with them.
+another checkpoint or of another model compares with them. What a run trains on is not read.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from .algorithm.sequences import Group
 from .config.run_config import RunConfig
 from .config.settings import read_config
 from .episodes.sampler import new_sampler
-from .errors import UsageError
+from .errors import RunError, UsageError
 from .fleet.awaited import Awaited, wait_for_rollout_servers
 from .fleet.fleet import Fleet
 from .fleet.start_checks import check_distinct, check_token
 from .observe.completions import CompletionLog
 from .observe.run_log import configure_logging
-from .prepared import Prepared
+from .prepared import HeldOut
 from .sampling.evaluation import EvalSet, Evaluated, Evaluation, eval_sets
 from .sampling.reward import RewardStage
 from .sampling.sampler import training_sampling
@@ -34,6 +34,7 @@ from .sampling.sampler import training_sampling
 log = logging.getLogger(__name__)
 
 COMPLETIONS = "--completions"
+AGAIN = "see the servers' logs, then evaluate again: nothing was trained or written"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -49,11 +50,14 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"{completions} exists", hint=f"name another file behind {COMPLETIONS}")
     config = read_config(RunConfig, words, program="grpo-train evaluate RUN.yaml", env_prefix="GRPO_TRAIN__")
     configure_logging()
-    prepared = Prepared.of(config)
-    sets = eval_sets(config, prepared.eval_rows)
-    if not any(chosen.rows for chosen in sets.values()):
+    if not config.data.has_held_out_rows:
         raise UsageError("the run file names no held-out rows", hint="set data.eval_dataset or data.eval_datasets")
-    served, evaluated = asyncio.run(_evaluated(prepared, sets))
+    held_out = HeldOut.of(config)
+    sets = eval_sets(config, held_out.rows)
+    try:
+        served, evaluated = asyncio.run(_evaluated(held_out, sets))
+    except RunError as error:  # its hint is for a run, which could be resumed
+        raise RunError(error.message, hint=AGAIN, exit_status=error.exit_status) from error
     for line in [*served, *_table(sets, evaluated)]:
         print(line)
     if completions is not None:
@@ -64,9 +68,9 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-async def _evaluated(prepared: Prepared, sets: dict[str, EvalSet]) -> tuple[list[str], Evaluated]:
+async def _evaluated(held_out: HeldOut, sets: dict[str, EvalSet]) -> tuple[list[str], Evaluated]:
     """Return a line for each server, and the evaluation."""
-    config = prepared.config
+    config = held_out.config
     async with AsyncExitStack() as open_parts:
         fleet = Fleet(config.rollout.urls, min_replicas=config.rollout.min_replicas)
         open_parts.push_async_callback(fleet.close)
@@ -84,11 +88,11 @@ async def _evaluated(prepared: Prepared, sets: dict[str, EvalSet]) -> tuple[list
         await wait_for_rollout_servers(fleet, config.rollout.startup_timeout_s)
         await check_token(fleet.answered)
         check_distinct([(replica.url, replica.info) for replica in fleet.answered if replica.info])
-        prepared.require(fleet, None)
+        held_out.require(fleet)
         if reward.specs:
             awaited = Awaited("the reward server", config.reward.url, "reward.url", "grpo-reward serve")
             await awaited.until_fit(
-                lambda: reward.check(prepared.eval_rows.first_rows, of_episodes=config.episodes is not None),
+                lambda: reward.check(held_out.rows.first_rows, of_episodes=config.episodes is not None),
                 timeout_s=config.reward.startup_timeout_s,
                 still_waiting=lambda *_: None,
             )

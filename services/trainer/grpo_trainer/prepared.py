@@ -1,4 +1,6 @@
-"""What a run and a dry run do alike before the model is loaded: read and check the rows, say what servers must meet."""
+"""What a run and a dry run do alike before the model is loaded: read and check the rows, say what servers must meet.
+An evaluation without training does so for the held-out rows alone.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -105,21 +107,64 @@ class Prepared:
 
     def require(self, fleet: Fleet, adapter: AdapterNeeds | None) -> Kind:
         """Hold the servers to what this run needs from now on. Returns what to push; raises what `agreed` raises."""
-        config = self.config
-        needs = Needs(
-            tokenizer=self.policy.tokenizer,
-            max_tokens=longest_context(config, self.rows, self.eval_rows),
-            head_dtype=config.model.head_dtype,
-            dtype=config.model.dtype,
-            one_rope_context=one_rope_context(self.family),
-            kv_cache=config.weights.kv_cache,
-            max_images=max(self.rows.most_images, self.eval_rows.most_images),
+        rows = self.rows, self.eval_rows
+        return _require(fleet, adapter, self.config, self.tokenizer, self.family, *rows)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The held-out rows of a run, and what of its model can be known without its weights."""
+
+    config: RunConfig
+    tokenizer: Any
+    rows: HeldOutRows
+    family: PretrainedConfig
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Self:
+        """Read the held-out rows, and nothing of what is trained on. Raises what `Prepared.of` raises."""
+        tokenizer = load_tokenizer(config.model)
+        check_stop_tokens(config.rollout.stop_token_ids, tokenizer)
+        family = load_family(config.model)
+        rows = load_eval_sets(
+            config.data, tokenizer, of_episodes=RowsOfEpisodes.of(config), image_token_id=image_token_of(family)
         )
-        kind = fleet.require(needs, adapter)
-        if config.episodes is not None:
-            with_tools = bool(config.episodes.tools or config.episodes.factories)
-            check_sessions(fleet.infos, with_tools=with_tools, template=chat_template(config.model))
-        return kind
+        check_vocabulary(TrainingRows({}), rows, [], vocab_size=family.get_text_config().vocab_size)
+        return cls(config, tokenizer, rows, family)
+
+    def require(self, fleet: Fleet) -> None:
+        """Hold the servers to what the evaluation needs from now on. Raises what `agreed` raises."""
+        _require(fleet, None, self.config, self.tokenizer, self.family, self.rows)
+
+    @property
+    def image_token_id(self) -> int | None:
+        """The token that stands for each place of an image; None for a model that sees none."""
+        return image_token_of(self.family)
+
+
+def _require(
+    fleet: Fleet,
+    adapter: AdapterNeeds | None,
+    config: RunConfig,
+    tokenizer: Any,
+    family: PretrainedConfig,
+    *rows: TrainingRows | HeldOutRows,
+) -> Kind:
+    max_tokens = longest_context(config, *rows)
+    needs = Needs(
+        tokenizer=Policy.of(tokenizer, max_tokens=max_tokens).tokenizer,
+        max_tokens=max_tokens,
+        head_dtype=config.model.head_dtype,
+        dtype=config.model.dtype,
+        one_rope_context=one_rope_context(family),
+        kv_cache=config.weights.kv_cache,
+        max_images=max(one.most_images for one in rows),
+    )
+    kind = fleet.require(needs, adapter)
+    if config.episodes is not None:
+        with_tools = bool(config.episodes.tools or config.episodes.factories)
+        check_sessions(fleet.infos, with_tools=with_tools, template=chat_template(config.model))
+    return kind
 
 
 def check_images(config: RunConfig) -> None:
