@@ -9,6 +9,7 @@ One file may hold rewards, environments and schedulers, so every module has all 
 import importlib.util
 import logging
 import sys
+from copy import deepcopy
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -66,6 +67,73 @@ class MultiTurnScheduler(RolloutScheduler):
         return response_choice.finish_reason == "length" or bool(self.max_turns and current_turn >= self.max_turns)
 
 
+class GYMScheduler(MultiTurnScheduler):
+    """A scheduler that plays an `Env` of `envs`: the one that a row's `env_config["name"]` or `gym_env` names, else the
+    only one there is. Subclasses override its hooks and `_create_env`, and read what it keeps by the request's uuid.
+    """
+
+    def __init__(self, infer_engine: Any = None, max_turns: int | None = None, **kwargs: Any):
+        super().__init__(infer_engine, max_turns, **kwargs)
+        self.gym_env_name = kwargs.get("gym_env")
+        self._envs: dict[str | None, Any] = {}
+        self._total_rewards: dict[str | None, float] = {}
+        self._step_rewards: dict[str | None, list[float]] = {}
+        self._pending_obs: dict[str | None, Any] = {}
+
+    def _create_env(self, env_config: dict[str, Any]) -> Any:
+        envs = registered("envs")
+        name = env_config.get("name") or self.gym_env_name or (next(iter(envs)) if len(envs) == 1 else None)
+        if name not in envs:
+            raise ValueError(
+                f"{'env_config has no name' if name is None else f'{name!r} is none of envs'}: envs has "
+                f"{', '.join(envs) or 'nothing'}"
+            )
+        return envs[name](env_config)
+
+    async def _close_and_remove(self, uuid: str | None) -> None:
+        env = self._envs.pop(uuid, None)
+        for kept in (self._total_rewards, self._step_rewards, self._pending_obs):
+            kept.pop(uuid, None)
+        if env is not None:
+            await env.close()
+
+    async def close(self) -> None:
+        """Close what an episode that ended at its limit has left open."""
+        for uuid in [*self._envs]:
+            await self._close_and_remove(uuid)
+
+    async def on_trajectory_start(self, requests: list[Any]) -> None:
+        for request in requests:
+            await self._close_and_remove(request.uuid)
+            env = self._create_env(request.data_dict.get("env_config") or {})
+            observation, _, system = await env.reset(request)
+            request.messages = [{"role": "system", "content": system}] if system else []
+            request.messages.append({"role": "user", "content": observation})
+            self._envs[request.uuid], self._pending_obs[request.uuid] = env, None
+            self._total_rewards[request.uuid], self._step_rewards[request.uuid] = 0.0, []
+
+    async def on_turn_end(self, infer_request: Any, response_choice: Any, current_turn: int) -> dict[str, Any]:
+        uuid = infer_request.uuid
+        if uuid not in self._envs:
+            return {"done": True, "rollout_infos": {}}
+        observation, reward, done, _ = await self._envs[uuid].step(deepcopy(infer_request.messages))
+        self._step_rewards.setdefault(uuid, []).append(float(reward))
+        self._total_rewards[uuid] = self._total_rewards.get(uuid, 0.0) + float(reward)
+        self._pending_obs[uuid] = None if done else observation
+        paid = {"total_reward": self._total_rewards[uuid], "step_rewards": [*self._step_rewards[uuid]]}
+        if done:
+            await self._close_and_remove(uuid)
+        return {"done": done, "rollout_infos": {**paid, "gym_done": done}}
+
+    def step(self, infer_request: Any, response_choice: Any, current_turn: int) -> dict[str, Any]:
+        """Put the environment's answer behind what was said."""
+        observation = self._pending_obs.get(infer_request.uuid)
+        if observation is not None:
+            infer_request.messages.append({"role": "user", "content": observation})
+            self._pending_obs[infer_request.uuid] = None
+        return {"infer_request": infer_request}
+
+
 @dataclass
 class RolloutInferRequest:
     """The conversation of one row, and its columns in `data_dict`."""
@@ -106,12 +174,12 @@ def stand_in() -> None:
     if "swift" in sys.modules or (found is not None and found.origin is not None):  # any folder swift/ has a spec
         return
     own_folder: Any = (found and found.submodule_search_locations) or []  # what else is in it can be imported
-    classes = (ORM, AsyncORM, Env, RolloutScheduler, MultiTurnScheduler, RolloutInferRequest, ChatMessage,
+    classes = (ORM, AsyncORM, Env, RolloutScheduler, MultiTurnScheduler, GYMScheduler, RolloutInferRequest, ChatMessage,
                ChatCompletionResponseChoice)  # fmt: skip
     of_annotations = ("ChatCompletionResponse", "RequestConfig", "RolloutOutput", "Messages")
     contents: dict[str, Any] = {
         **{kind.__name__: kind for kind in classes}, **dict.fromkeys(of_annotations, Any),
-        "orms": {}, "prms": {}, "rm_plugins": {}, "envs": {}, "multi_turns": {},
+        "orms": {}, "prms": {}, "rm_plugins": {}, "envs": {}, "multi_turns": {"gym_scheduler": GYMScheduler},
         "get_logger": lambda *_, **__: logging.getLogger("swift"),
     }  # fmt: skip
     for name in MODULES:

@@ -73,6 +73,23 @@ def test_a_scheduler_plays_and_the_rewards_of_the_command_pay(folder: Path, caps
     assert "total: counted are the tokens that the policy samples" in said
 
 
+def test_a_scheduler_derived_of_the_gyms_plays_and_its_environment_pays(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    (folder / "mine.py").write_text(
+        "class Sea(Env):\n    pass\nenvs['sea'] = Sea\nclass Mine(GYMScheduler):\n    pass\n"
+        "multi_turns['gym_scheduler'] = Mine\n"
+    )
+    words = ["--multi_turn_scheduler", "gym_scheduler", "--gym_env", "sea", "--use_gym_env", "true"]
+    run, said = run_of(capsys, "--external_plugins", "mine.py", *words)
+    episodes = setting(run, "episodes")
+    assert episodes["multi_turn_scheduler"] == "mine.py:Mine"
+    assert "reward_weights" not in episodes
+    assert "env_config" not in said
+    _, said = run_of(capsys, "--external_plugins", "mine.py", "plays.py", *words)
+    assert '--gym_env sea: a scheduler is not told it, and lake is registered, too: write {"name": "sea"}' in said
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

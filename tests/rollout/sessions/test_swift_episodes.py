@@ -126,8 +126,8 @@ async def test_what_cannot_play_is_named_before_the_first_episode(folder: Path, 
         async with policy(folder, tmp_path, multi_turn_scheduler=f"{GAMES}:Sampling"):
             pass
     unfit = tmp_path / "unfit.py"
-    unfit.write_text("from swift.rollout.multi_turn import GYMScheduler\n")
-    with pytest.raises(UsageError, match=r"cannot import name 'GYMScheduler'.*pip install ms-swift"):
+    unfit.write_text("from swift.rollout.multi_turn import OpenEnvScheduler\n")
+    with pytest.raises(UsageError, match=r"cannot import name 'OpenEnvScheduler'.*pip install ms-swift"):
         async with policy(folder, tmp_path, environment=f"{unfit}:Mine"):
             pass
     with pytest.raises(UsageError, match=r":Guess is not derived of ms-swift's MultiTurnScheduler"):

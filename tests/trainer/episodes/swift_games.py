@@ -7,7 +7,7 @@ from pathlib import Path
 from swift.infer_engine.protocol import RolloutInferRequest
 from swift.rewards import ORM, orms
 from swift.rollout.gym_env import Env, envs
-from swift.rollout.multi_turn import MultiTurnScheduler, multi_turns
+from swift.rollout.multi_turn import GYMScheduler, MultiTurnScheduler, multi_turns
 from swift.template import Messages
 from swift.utils import get_logger
 
@@ -103,6 +103,19 @@ class PaidByStep(MultiTurnScheduler):
 class Painting(PaidByStep):
     async def on_trajectory_start(self, requests):
         requests[0].images.append("cat.png")
+
+
+class Patient(GYMScheduler):
+    """Halves what its environment pays, and greets."""
+
+    async def on_trajectory_start(self, requests):
+        await super().on_trajectory_start(requests)
+        requests[0].messages[-1]["content"] += " Good luck."
+
+    async def on_turn_end(self, infer_request, response_choice, current_turn):
+        found = await super().on_turn_end(infer_request, response_choice, current_turn)
+        found["rollout_infos"]["total_reward"] /= 2
+        return found
 
 
 class Rewriting(MultiTurnScheduler):

@@ -109,6 +109,35 @@ def test_a_total_that_step_returns_pays(games: Any):
     assert [said(scheduler)["reward"] for _ in range(2)] == [0.5, 0.5]
 
 
+def test_a_scheduler_derived_of_the_gyms_plays_its_environments(games: Any, tmp_path: Path):
+    assert problem_of(games.Patient) is None
+    closed = tmp_path / "closed"
+    config = {"name": "guess", "system": "You guess.", "closed": str(closed)}
+    scheduler = begun(Scheduler(games.Patient, [], max_turns=5), number=7, env_config=config)
+    assert [message["content"] for message in scheduler.request.messages] == ["You guess.", "Guess. Good luck."]
+    first, second = said(scheduler, "6"), said(scheduler, "7")
+    assert (first["messages"][0]["content"], first["reward"], first["done"]) == ("No, sua.", -0.125, False)
+    assert (second["messages"], second["reward"], second["done"]) == ([], 0.5, True)
+    assert closed.exists()
+
+
+def test_an_environment_that_a_scheduler_left_open_is_closed_with_the_episode(games: Any, tmp_path: Path):
+    closed = tmp_path / "closed"
+    config = {"name": "guess", "closed": str(closed)}
+    scheduler = begun(Scheduler(games.GYMScheduler, [], max_turns=1), number=7, env_config=config)
+    assert said(scheduler, "6")["done"]
+    scheduler.close(10.0)
+    assert closed.exists()
+
+
+def test_an_environment_that_nothing_names_is_the_only_one_or_an_error(games: Any, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(ValueError, match="env_config has no name: envs has guess, silent, duck"):
+        begun(Scheduler(games.GYMScheduler, [], max_turns=1), number=7)
+    for name in ("guess", "silent"):
+        monkeypatch.delitem(games.envs, name)
+    begun(Scheduler(games.GYMScheduler, [], max_turns=1))
+
+
 def test_a_first_hook_that_sets_images_is_named_before_the_first_turn(games: Any):
     with pytest.raises(EnvironmentFault, match=r"a hook set infer_request\.images"):
         begun(Scheduler(games.Painting, [], max_turns=5))

@@ -1,13 +1,16 @@
 """ms-swift's gym environments and schedulers of several turns become the section `episodes`."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from .options import Options, given
 from .run_file import RunFile
 
 PLAYERS = ("multi_turn_scheduler", "gym_env", "use_gym_env")
+GYM = "gym_scheduler"
+"""ms-swift's own: it plays a gym environment alone, which needs no scheduler here."""
 LIMITS = ("max_turns", "completion_length_limit_scope")
 
 
@@ -29,10 +32,10 @@ def set_swift_episodes(options: Options, server: Options, run: RunFile) -> None:
         run.not_needed += [f"{one}: each completion is one turn" for one in shown]
         return
     why = "; ".join(of[name].shown(name) for name in PLAYERS if of[name].has(name))
-    is_gym = scheduler in (None, "gym_scheduler")
+    files = [*(options.values("external_plugins") or []), *(server.values("external_plugins") or [])]
+    is_gym = scheduler is None or (scheduler == GYM and _registered("multi_turns", GYM, files) is None)
     setting, registry = ("environment", "envs") if is_gym else ("multi_turn_scheduler", "multi_turns")
     wanted = gym_env if is_gym else scheduler
-    files = [*(options.values("external_plugins") or []), *(server.values("external_plugins") or [])]
     played_by = _registered(registry, wanted, files)
     if played_by is None:
         run.differs += [f"{one}: completions are single turns" for one in shown]
@@ -44,6 +47,11 @@ def set_swift_episodes(options: Options, server: Options, run: RunFile) -> None:
     run.set(f"episodes.{setting}", played_by, why)
     _set_limits(options, of["max_turns"], run)
     _set_weight(options, run, pays=pays)
+    if not is_gym and gym_env is not None and (others := _all_registered("envs", files) - {gym_env}):
+        run.differs.append(
+            f"{of['gym_env'].shown('gym_env')}: a scheduler is not told it, and {', '.join(sorted(others))} is "
+            f'registered, too: write {{"name": "{gym_env}"}} into the column env_config of each row'
+        )
     if is_gym:
         run.differs.append("a turn that is cut ends its episode; a gym environment of ms-swift goes on")
     if is_gym and run.value("algorithm.mask_truncated_completions"):
@@ -59,15 +67,24 @@ def _registered(registry: str, name: str | None, files: Sequence[str]) -> str | 
     patterns = [rf"{registry}\s*\[\s*['\"]{key}['\"]\s*\]\s*=\s*(\w+)"]
     if name is not None:
         patterns.append(rf"['\"]{key}['\"]\s*:\s*(\w+)")
-    for file in files:
-        try:
-            text = Path(file).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
-            continue
+    for file, text in _texts(files):
         for pattern in patterns:
             if (found := re.search(pattern, text)) is not None:
                 return f"{file}:{found[1]}"
     return None
+
+
+def _all_registered(registry: str, files: Sequence[str]) -> set[str]:
+    """Return the names that files register one by one."""
+    pattern = re.compile(rf"{registry}\s*\[\s*['\"]([^'\"]+)['\"]\s*\]\s*=(?!=)")
+    return {name for _, text in _texts(files) for name in pattern.findall(text)}
+
+
+def _texts(files: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each file that can be read, with its text."""
+    for file in files:
+        with suppress(OSError, UnicodeDecodeError):
+            yield file, Path(file).read_text(encoding="utf-8")
 
 
 def _set_limits(options: Options, of_turns: Options, run: RunFile) -> None:
