@@ -5,7 +5,7 @@ from typing import Any
 
 from grpo_proto import Health
 
-from .config.run_config import RunConfig
+from .config.run_config import RunConfig, deciding_reward
 from .fleet.fleet import Replica
 from .observe.live_groups import clean
 from .observe.live_warnings import RecentWarnings
@@ -40,9 +40,18 @@ def run_facts(config: RunConfig) -> dict[str, Any]:
         "generation_batch_size": config.rollout.generation_batch_size,
         "max_staleness": config.algorithm.max_staleness,
         "rewards": list(config.reward_weights),
-        "accuracy_reward": config.decides_accuracy,
+        "accuracy_reward": accuracy_reward_shown(config),
         "log_completions": config.logging.log_completions,
     }
+
+
+def accuracy_reward_shown(config: RunConfig) -> str:
+    """Name the reward that decides what is correct; also the one in place of it where episodes need not bring it."""
+    decides = config.decides_accuracy
+    others = {name: weight for name, weight in config.reward_weights.items() if name not in config.optional_rewards}
+    if config.reward.accuracy_reward is not None or decides not in config.optional_rewards or not others:
+        return decides
+    return f"{decides} where an episode brings it, else {deciding_reward(others)}"
 
 
 def replicas_shown(replicas: list[Replica]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from grpo_trainer.data.episode_rows import RowsOfEpisodes
 from grpo_trainer.data.run_rows import load_eval_sets, load_training_rows, longest_context
 from grpo_trainer.episodes import plays
 from grpo_trainer.errors import UsageError
+from grpo_trainer.live_sources import accuracy_reward_shown
 
 TOKENIZER = make_tokenizer()
 
@@ -83,6 +84,19 @@ def test_the_reward_that_decides_what_is_correct_is_one_of_them(tmp_path: Path, 
     with nullcontext() if error is None else pytest.raises(ValidationError, match=error):
         config = config_of(tmp_path, episodes={"num_tasks": 5}, data={}, reward=reward)
         assert config.decides_accuracy == name
+
+
+@pytest.mark.parametrize(
+    ("weights", "shown"),
+    [({}, "environment where an episode brings it, else x"), ({"environment": 2.0}, "environment"),
+     ({"environment": 0.0}, "x")],
+)  # fmt: skip
+def test_the_page_names_both_rewards_where_a_scheduler_need_not_pay(
+    tmp_path: Path, weights: dict[str, float], shown: str
+):
+    episodes = {"environment": None, "multi_turn_scheduler": "a.py:Tips", "reward_weights": weights}
+    config = config_of(tmp_path, episodes=episodes, data={"dataset": "d"})
+    assert accuracy_reward_shown(config) == shown
 
 
 def file_of_rows(tmp_path: Path, *rows: dict[str, Any]) -> dict[str, Any]:
