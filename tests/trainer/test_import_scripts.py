@@ -7,6 +7,7 @@ import pytest
 import yaml
 from tests.trainer.importing import TRL, imported, refused, setting
 
+from grpo_trainer.__main__ import main
 from grpo_trainer.config.run_config import RunConfig
 
 
@@ -153,7 +154,8 @@ COMMAND = "--rlhf_type grpo --dataset d --reward_funcs format --num_generations 
         (f"swift rlhf --model ${{M:-'a/b'}} {COMMAND}", "a/b", None),
         (f'M=c\nswift rlhf --model "${{M:-"a/b"}}" {COMMAND}', "c", None),
         (f'swift rlhf --model "${{M:-"a/b"}}" {COMMAND}', "a/b", None),
-        (f"M=a/b\nswift rlhf --model ${{M##*/}} {COMMAND}", "${M##*/}", "${M##*/} stays as it is written"),
+        (f"M=a/b\nswift rlhf --model ${{M##*/}} {COMMAND}", "b", None),
+        (f"M=a/b\nswift rlhf --model ${{M^^}} {COMMAND}", "${M^^}", "${M^^} stays as it is written"),
         (f"(cd /x && swift rlhf --model m {COMMAND} --tuner_type full) || echo failed", "m", None),
         (f"python -m swift.cli.rlhf --model m {COMMAND}", "m", None),
         (f"python swift/cli/main.py rlhf --model m {COMMAND}", "m", None),
@@ -169,6 +171,26 @@ def test_what_a_shell_would_make_of_a_word(
     assert ("lora" in text) == ("tuner_type full" not in script)
     assert (remark or "") in said
     assert ("stays as it is written" in said) == (remark is not None)
+
+
+def test_of_several_commands_one_is_named_by_its_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    script = tmp_path / "swift_stages.sh"
+    script.write_text(
+        "swift sft --model a --dataset d\nswift rollout --model a --port 8100\n"
+        f"swift rlhf --model a {COMMAND} --beta 0.1\nswift rlhf --rlhf_type dpo --model a\n"
+        "swift rollout --model b --port 8200\n"
+        f"for beta in 0.2 0.3; do swift rlhf --model b {COMMAND} --beta $beta; done\n"
+    )
+    said = refused(capsys, "import-swift", script)
+    assert "there are 3 commands swift rlhf in it" in said
+    assert "--nth 1 before the file" in said
+    for nth, beta in ((1, 0.1), (2, 0.2), (3, 0.3)):
+        assert main(["import-swift", "--nth", str(nth), str(script)]) == 0
+        text, said = capsys.readouterr()
+        assert yaml.safe_load(text)["algorithm"]["beta"] == beta
+        assert "left out of the script: swift sft …" in said
+    assert "--nth 4: there are 3 commands" in refused(capsys, "import-swift", "--nth", 4, script)
+    assert "--nth is no number" in refused(capsys, "import-swift", "--nth", "x", script)
 
 
 def test_a_command_in_quotation_marks_is_read(capsys: pytest.CaptureFixture[str]):

@@ -61,7 +61,7 @@ def test_the_script_that_a_shell_is_given_is_read_with_its_variables():
 
 
 def test_a_shift_in_a_loop_and_the_name_of_the_script_are_named():
-    script = commands_of("while [ $1 ]; do A=$2; shift; done\nrun $A $0\n", ["--a", "1", "2"])
+    script = commands_of("while read x; do A=$2; shift; done\nrun $A $0\n", ["--a", "1", "2"])
     assert script.commands[-1].words == ["run", "1", "$0"]
     assert any("shift stands in a condition or a loop" in remark for remark in script.remarks)
     assert "$0 is not set in what is imported: write its value in its place" in script.remarks
@@ -98,6 +98,56 @@ def test_what_a_script_tells_alone_is_decided_as_bash_does(name: str):
     script = commands_of(DECIDED[name] + "run $X\n")
     assert script.commands[-1].words == ["run", *shell.stdout.split()]
     assert not any("is set in a condition" in remark for remark in script.remarks)
+
+
+LOOPS = {
+    "while": (
+        'M=m L=1 E=\nwhile [[ $# -gt 0 ]]; do\n  case $1 in\n    -m|--model) M="$2"; shift 2 ;;\n'
+        '    --lr)\n      L="$2"\n      shift\n      shift\n      ;;\n    --n=*) N="${1#*=}"; shift;;\n'
+        '    -h) echo usage; exit 0;;\n    *) E="$E $1"; shift ;;\n  esac\ndone\nX="$M $L $N$E"\n'
+    ),
+    "key": (
+        'M=m\nwhile [ "$#" -gt "0" ]\ndo\n key="$1"; case "${key}" in --model) M=$2; shift;; esac\n shift\ndone\nX=$M\n'
+    ),
+    "empty": 'M=m; while [ -n "$1" ]; do if [ "$1" = --model ]; then M=$2; shift; fi; shift; done; X=$M\n',
+    "arithmetic": "M=m; while (( $# )); do [[ $1 == --model ]] && M=$2; shift; done; X=$M$#\n",
+    "break": (
+        'M=m\nwhile true; do\n case "$1" in\n  --model) M=$2; shift 2;;\n  --lr) L=$2; shift 2; continue; L=9;;\n'
+        "  *) break;;\n esac\n N=${N}n\ndone\nX=$M$L$N\n"
+    ),
+    "getopts": (
+        'M=m\nwhile getopts ":m:l:q" opt; do\n case $opt in\n  m) M=$OPTARG ;;\n  l) L=${OPTARG};;\n  q) Q=1;;\n'
+        '  \\?) Q=2;;\n esac\ndone\nshift $((OPTIND - 1))\nX="$M $L $Q ${1:-}"\n'
+    ),
+    "for": 'M=m; for a in "$@"; do case $a in --model=*) M="${a#*=}" ;; esac; done; X=$M\n',
+    "for alone": "N=0\nfor a\ndo\n  N=$((N + 1)) L=$a\ndone\nX=$N$L\n",
+    "words": "A=/x/m.tar.gz; for a in 1 2 3; do for b in a b; do X=$X$a$b; done; done; X=$X${A##*/}${A%.*}${A%%.*}\n",
+    "lines": "for a in 1 2; do\ncat <<END > /dev/null\n done $a\nEND\nX=$X$a; done\ncat <<END > /dev/null\nX=3\nEND\n",
+}
+GIVEN = ["", "--model q --lr 2", "-m q -l3 -q last", "--n=4 rest --model=a=b", "-q -x --model z", "-qlm 7 -q"]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="compares with bash")
+@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_over_arguments_is_read_as_bash_runs_it(name: str, given: str):
+    text = f"L= N= Q= X=\n{LOOPS[name]}"
+    shell = subprocess.run(
+        ["bash", "-c", f'{text}printf %s "$X"', "script", *given.split()], capture_output=True, text=True, timeout=20
+    )
+    script = commands_of(f"{text}run $X\n", given.split())
+    assert script.commands[-1].words == ["run", *shell.stdout.split()]
+    assert not any("condition" in remark for remark in script.remarks)
+
+
+def test_a_script_that_ends_itself_in_a_loop_is_named_and_a_loop_without_an_end_is_read_once():
+    text = "while [ $# -gt 0 ]; do case $1 in --a) A=$2; shift 2;; *) echo $1; exit 1;; esac; done\nrun $A\n"
+    script = commands_of(text, ["--a", "3", "--b", "4"])
+    assert script.commands[-1].words == ["run", "3"]
+    assert "the script would end at `exit 1` with these arguments" in script.remarks
+    script = commands_of("while [ $# -gt 0 ]; do A=$1; done\nrun $A\n", ["a"])
+    assert script.commands[-1].words == ["run", "a"]
+    assert any("A is set in a condition or a loop, which is not decided" in remark for remark in script.remarks)
 
 
 def test_a_branch_that_is_left_out_is_named_and_a_variable_before_the_script_decides():

@@ -32,12 +32,14 @@ usage: grpo-train import-swift [VARIABLE=VALUE …] [swift rlhf] --rlhf_type grp
        grpo-train import-trl FILE.yaml [--num_processes N --accelerate_config zero3 …] > RUN.yaml
        grpo-train import-trl [VARIABLE=VALUE …] FILE.sh [ARGUMENTS of the script] > RUN.yaml
        grpo-train import-trl FILE.py|FILE.ipynb [--num_processes N …] > RUN.yaml    what is given to GRPOTrainer in it
+       grpo-train import-swift|import-trl --nth N FILE.sh …    the N-th such command of a script that has several
 
 Write the command of another trainer as a run file, with the lines that start the servers. What is otherwise than
 there, and what is not needed, is on stderr and in the file. Nothing is started, and no shell is run.
 
 exit status: 0 the run file is written; 2 the command cannot be imported
 """
+NTH = "--nth"
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 _OTHER_VERBS = ("sft", "pt", "dpo", "kto", "rloo", "reward", "infer")
 _LAUNCHERS = ("accelerate", "torchrun", "python", "python3", "deepspeed", "uv")
@@ -62,7 +64,12 @@ def main(word: str, argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("--help", "-h"):
         print(USAGE, end="", file=sys.stdout if argv else sys.stderr)
         return 0 if argv else 2
-    run, title = (_swift if word == "import-swift" else _trl)(list(argv))
+    words, nth = list(argv), None
+    if words[0] == NTH:
+        if len(words) < 3 or not words[1].isdecimal() or words[1] == "0":
+            raise UsageError(f"{NTH} is no number of a command in a file", hint=f"{NTH} 2 FILE.sh takes the second")
+        nth, words = int(words[1]), words[2:]
+    run, title = (_swift if word == "import-swift" else _trl)(words, nth)
     content = run.text(title)
     for kind, notes in (("otherwise", run.differs), ("not needed", run.not_needed)):
         for note in notes:
@@ -71,7 +78,7 @@ def main(word: str, argv: Sequence[str]) -> int:
     return 0
 
 
-def _swift(argv: list[str]) -> tuple[RunFile, str]:
+def _swift(argv: list[str], nth: int | None) -> tuple[RunFile, str]:
     title = f"Defaults are those of ms-swift {MS_SWIFT.version}."
     if argv[0].endswith(SUFFIXES):
         run = import_swift(Command({}, argv), None, set())
@@ -80,12 +87,12 @@ def _swift(argv: list[str]) -> tuple[RunFile, str]:
         script, origin = read_swift_script(Path(argv[0]), argv[1:]), f" from {argv[0]}"
     else:
         script, origin = _read(argv)
-    command, server = _chosen(script, "swift", "rlhf", ("rollout",))
+    command, server = _chosen(script, "swift", "rlhf", ("rollout",), nth)
     run = _imported(script, lambda: import_swift(command, server, script.expanded))
     return run, f"Written by grpo-train import-swift{origin}. {title}"
 
 
-def _trl(argv: list[str]) -> tuple[RunFile, str]:
+def _trl(argv: list[str], nth: int | None) -> tuple[RunFile, str]:
     title = f"Defaults are those of TRL {TRL.version}."
     if Path(argv[0]).suffix in (".yaml", ".yml"):
         run = import_trl(Command({}, argv[1:]), None, set(), Path(argv[0]))
@@ -95,7 +102,7 @@ def _trl(argv: list[str]) -> tuple[RunFile, str]:
         script, origin = Script([Command({}, ["accelerate", "launch", *argv])]), f" from {argv[0]}"
     else:
         script, origin = _read(argv)
-    command, server = _chosen(script, "trl", "grpo", ("vllm-serve",))
+    command, server = _chosen(script, "trl", "grpo", ("vllm-serve",), nth)
     command, said = _read_python(command)
     run = _imported(script, lambda: import_trl(command, server, script.expanded, said=said), said.remarks)
     return run, f"Written by grpo-train import-trl{origin}. {title}"
@@ -152,10 +159,15 @@ def _read(argv: list[str]) -> tuple[Script, str]:
     return commands_of(text, arguments, path=file, variables=given.variables), f" from {file}"
 
 
-def _chosen(script: Script, program: str, verb: str, servers: tuple[str, ...]) -> tuple[Command, Command | None]:
-    """The command to import, and the one that starts its server; others are reported."""
+def _chosen(
+    script: Script, program: str, verb: str, servers: tuple[str, ...], nth: int | None
+) -> tuple[Command, Command | None]:
+    """The command to import, of several the `nth`, and the one that starts its server; others are reported."""
     found: list[Command] = []
-    server: Command | None = None
+    others: list[Command] = []
+    starts: list[tuple[int, Command]] = []
+    """Servers, each behind so many commands that train."""
+    other_verb: str | None = None
     for command in map(_unwrapped, script.commands):
         words = command.words
         verbs = [
@@ -164,29 +176,47 @@ def _chosen(script: Script, program: str, verb: str, servers: tuple[str, ...]) -
             if before.endswith((program, f"{program}/cli/main.py"))
         ]
         if any(one in servers for one in verbs) or any(word.endswith("/rollout.py") for word in words):
-            server = command
+            starts.append((len(found), command))
         elif program == "swift" and ("megatron", "rlhf") in pairwise(words):
             raise UsageError("megatron rlhf has the options of Megatron-SWIFT: only swift rlhf is imported")
         elif _trains(command, program, verb, verbs):
             found.append(command)
         else:
-            script.remarks.append(_left_out(command))
-        if other := next((one for one in verbs if one in _OTHER_VERBS), None):
-            raise UsageError(f"{program} {other} is no GRPO: only {program} {verb} is imported")
+            others.append(command)
+            other_verb = other_verb or next((one for one in verbs if one in _OTHER_VERBS), None)
+    if not found and other_verb:
+        raise UsageError(f"{program} {other_verb} is no GRPO: only {program} {verb} is imported")
     if not found:
         raise UsageError(
             f"there is no command {program} {verb} in it", hint="the options of one can be given as they are"
         )
-    if len(found) > 1:  # what prepares rows, serves or evaluates is started by python, too
-        training = [command for command in found if any(calls_grpo_trainer(Path(word)) for word in command.words)]
-        if len(training) != 1:
-            raise UsageError(
-                f"there are {len(found)} commands {program} {verb} in it, and a run file is one run",
-                hint="put each into a file of its own",
-            )
-        script.remarks += [_left_out(command) for command in found if command is not training[0]]
-        found = training
-    return found[0], server
+    chosen = _one_of(_of_grpo(found), f"{program} {verb}", nth)
+    before = [server for place, server in starts if place <= found.index(chosen)]
+    for command in [*others, *(one for one in found if one is not chosen)]:
+        script.remark(_left_out(command))
+    servers_there = before or [server for _, server in starts]
+    return chosen, servers_there[-1] if servers_there else None
+
+
+def _of_grpo(commands: list[Command]) -> list[Command]:
+    """Leave out what prepares rows, serves or evaluates, which python starts, too, and training of another kind."""
+    scripts = [one for one in commands if any(calls_grpo_trainer(Path(word)) for word in one.words)]
+    commands = scripts or commands
+    said = [
+        one for one in commands if ("--rlhf_type", "grpo") in pairwise(one.words) or "--rlhf_type=grpo" in one.words
+    ]
+    return said or commands
+
+
+def _one_of(commands: list[Command], shown: str, nth: int | None) -> Command:
+    if nth is not None and nth > len(commands):
+        raise UsageError(f"{NTH} {nth}: there are {len(commands)} commands {shown} in it")
+    if nth is None and len(commands) > 1:
+        raise UsageError(
+            f"there are {len(commands)} commands {shown} in it, and a run file is one run",
+            hint=f"{NTH} 1 before the file takes the first, and so on",
+        )
+    return commands[(nth or 1) - 1]
 
 
 def _left_out(command: Command) -> str:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from .shell_loops import Loop
+
 IF = re.compile(r"(if|elif)[ \t]+((?:(?!\bthen\b).)+?)\s*[;\n]\s*then\b", re.DOTALL)
 CASE = re.compile(r"case[ \t]+([^\n]+?)[ \t]+in(?=\s)")
 PATTERN = re.compile(r"\(?([^()\n;]+)\)")
@@ -35,6 +37,10 @@ class Branches:
     """Whether a pattern of a `case` comes next."""
     before: Any = None
     """What was known before a branch that is not taken."""
+    loop: Loop | None = None
+    """What is read turn by turn; None: it is no loop, or one that is read once, or its last turn."""
+    is_loop: bool = False
+    """Whether it is, or was, read turn by turn."""
 
     def enter(self, holds: bool | None) -> bool:
         """Begin a branch, and return whether it is left out."""
@@ -51,7 +57,8 @@ def matches(word: str | None, patterns: str) -> bool | None:
     """Return whether a word is one of the `patterns` of a `case`."""
     if word is None or "$" in patterns:
         return None
-    return any(fnmatchcase(word, one.strip().strip("\"'")) for one in patterns.split("|"))
+    plain = [re.sub(r"\\(.)", r"[\1]", one.strip().strip("\"'")) for one in patterns.split("|")]
+    return any(fnmatchcase(word, pattern) for pattern in plain)
 
 
 def truth(tokens: Sequence[str] | None) -> bool | None:

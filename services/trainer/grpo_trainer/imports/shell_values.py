@@ -5,6 +5,7 @@ import operator
 import os
 import re
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 
 _ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -63,6 +64,16 @@ def computed(commands: Sequence[Sequence[str]]) -> str | None:
         case [["expr", *parts]]:
             return arithmetic(" ".join(parts))
     return None
+
+
+def trimmed(text: str, ends: str, pattern: str) -> str:
+    """Return `text` without what `pattern` matches of its beginning (`#`) or its end (`%`); doubled, the most of it."""
+    at_start = ends[0] == "#"
+    parts = [text[:n] if at_start else text[len(text) - n :] for n in range(len(text) + 1)]
+    for part in reversed(parts) if len(ends) == 2 else parts:
+        if fnmatchcase(part, pattern):
+            return text[len(part) :] if at_start else text[: len(text) - len(part)]
+    return text
 
 
 def arithmetic(text: str) -> str | None:

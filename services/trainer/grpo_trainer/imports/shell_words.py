@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..config.look_alikes import BLANKS, UNSEEN, described
-from .shell_values import arithmetic, computed, end_of
+from .shell_values import arithmetic, computed, end_of, trimmed
 
 ENDS_COMMAND = "\n;&|"
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
@@ -13,6 +13,8 @@ _ITEMS = re.compile(r'("?)\$\{(\w+)\[[@*]\](?:\+("\$\{\2\[[@*]\]\}"))?(?::-)?\}\
 """All items of an array, also as scripts write it that may not read an empty one: `"${A[@]+"${A[@]}"}"`."""
 _ARGUMENTS = re.compile(r'("?)\$(?:[@*]|\{[@*](?::(\d+))?\})\1(?![^\s;&|])')
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-((?:[^{}]|\{[^{}]*\})*))?\})")
+_TRIMMED = re.compile(r"\$\{(\w+)(##?|%%?)([^{}]+)\}")
+_COUNT = re.compile(r"\$(?:#(?!\w)|\{#\})")
 _BRACED = re.compile(r"\$\{(?:[^{}]|\{[^{}]*\})*\}")
 _QUOTED = re.compile("\"([^\"]*)\"|'([^']*)'")
 _CONTINUED = re.compile(r"\\[ \t]+(#[^\n]*)?\n")
@@ -61,14 +63,15 @@ class Shell:
 
 
 class WordReader:
-    """`shell` is what is known where it reads; `at` is the place in `text`."""
+    """`shell` is what is known where it reads; `at` is the place in `text`. `knows_all`: an argument that is not there
+    is empty, as in a loop over the arguments."""
 
-    def __init__(self, text: str, shell: Shell):
-        self.text, self.at, self.shell = text, 0, shell
+    def __init__(self, text: str, shell: Shell, *, knows_all: bool = False):
+        self.text, self.at, self.shell, self.knows_all = text, 0, shell, knows_all
 
     def tokens(self, text: str) -> list[str] | None:
         """Return words and operators of a line; None where it is more than tests and commands that `&&` joins."""
-        reader, found = WordReader(text, self._beside()), list[str]()
+        reader, found = WordReader(text, self.beside(), knows_all=self.knows_all), list[str]()
         while reader.at < len(text):
             if reader.skip():
                 continue
@@ -86,7 +89,7 @@ class WordReader:
                 found.append(" ".join(reader.words(ends=")")))
         return found
 
-    def _beside(self) -> Shell:
+    def beside(self) -> Shell:
         """What is known, without a place for remarks: what they name is named where it stays."""
         return Shell(self.shell.arguments, self.shell.known, arrays=self.shell.arrays,
                      found=Script(expanded=self.shell.found.expanded))  # fmt: skip
@@ -181,7 +184,7 @@ class WordReader:
         start, end = self.at, None
         if self.text.startswith(("$(", "${"), start):
             end = end_of(self.text, start)
-        elif found := re.compile(r"\$\w+|`[^`]*`").match(self.text, start):
+        elif found := re.compile(r"\$\w+|\$#|`[^`]*`").match(self.text, start):
             end = found.end()
         self.at = start + 1 if end is None else end
         return self.text[start : self.at]
@@ -209,7 +212,7 @@ class WordReader:
         return computed(commands)
 
     def expanded(self, text: str) -> str:
-        text = self._with_computed(text)
+        text = _COUNT.sub(str(len(self.shell.arguments)), _TRIMMED.sub(self._trimmed, self._with_computed(text)))
         for written in _BRACED.findall(text):
             if not _VARIABLE.fullmatch(written):
                 self.shell.found.remark(f"no shell is run: {written} stays as it is written")
@@ -218,6 +221,14 @@ class WordReader:
             self.shell.found.remark(f"no shell is run: {text} stays as it is written")
         return _VARIABLE.sub(self._value, text)
 
+    def _trimmed(self, match: re.Match[str]) -> str:
+        """Return `${NAME#PATTERN}` and its like, where the value and the pattern are known."""
+        name, ends, pattern = match.groups()
+        if name not in self.shell.known or "$" in pattern:
+            return match[0]
+        self.shell.found.expanded.add(name)
+        return trimmed(self.shell.known[name], ends, pattern.strip("\"'"))
+
     def _value(self, match: re.Match[str]) -> str:
         name = match[1] or match[2]
         if name in self.shell.known:
@@ -225,6 +236,8 @@ class WordReader:
             return self.shell.known[name]
         if match[3] is not None:
             return _VARIABLE.sub(self._value, _QUOTED.sub(lambda quoted: quoted[1] or quoted[2] or "", match[3]))
+        if self.knows_all and name.isdecimal():
+            return ""
         what = (
             "give the arguments of the script behind its file"
             if name.isdecimal() and name != "0"

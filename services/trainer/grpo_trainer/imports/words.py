@@ -3,7 +3,8 @@ r"""Read the commands of a shell script, or of an argument list. No shell is run
 Understood are line continuations, quotes, comments, `VAR=value` before a command or by `export`, the script of a
 `bash -c`, and `$VAR`, `${VAR}`, `${VAR:-default}` and `${ARRAY[@]}` of what the script sets itself, by `+=`, too, and
 `$0`, `$1`, `"$@"` of the arguments that it is given. The environment is not looked at: what it holds may be a secret,
-and another machine's. Conditions are decided where all that they test is known (shell_conditions.py). Of what a shell
+and another machine's. Conditions and loops are decided where all that they test is known (shell_conditions.py,
+shell_loops.py). Of what a shell
 would compute, sums and places of files are known (shell_values.py); all else stays as it is written, and is reported.
 
 Slips of documents are read as they were meant, and reported: a blank or a comment behind the `\` that ends a line,
@@ -11,10 +12,12 @@ options on a line of their own behind a line without `\`, and what a page makes 
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 
 from .shell_conditions import CASE, ELSE, IF, PATTERN, TEST, Branches, matches, truth
+from .shell_loops import BREAKS, FOR, MOST_TURNS, WHILE, Loop, breaks_by_itself, getopts, plain_test
 from .shell_words import ASSIGNMENT, ENDS_COMMAND, Command, Script, Shell, WordReader
 
 _APPENDED = re.compile(r"([A-Za-z_]\w*)\+=(.*)", re.DOTALL)
@@ -68,6 +71,8 @@ class _Reader:
         """The conditions and loops around it, the innermost last."""
         self.one: Branches | None = None
         """The condition of one command, behind `&&` or `||`."""
+        self.turns = Counter[int]()
+        """Of each `while`, by its place, how often its test was decided."""
         self.listed_from = 0
         """Where the commands begin that `&&` and `||` join."""
 
@@ -122,6 +127,8 @@ class _Reader:
             tested = (source.tokens(case[1]) or ["$"])[0]
             self.around.append(Branches(f"case {case[1]}", tested=None if "$" in tested else tested, waits=True))
             source.at = case.end()
+        elif self._loop():
+            pass
         elif inner is not None and ELSE.match(source.text, source.at):
             self._leave(inner)
             self._enter(inner, True if inner.decides else None)
@@ -141,6 +148,74 @@ class _Reader:
         self.listed_from = source.at
         return True
 
+    def _loop(self) -> bool:
+        """Begin a turn of a loop that is decided, and return whether one does."""
+        source, shell = self.source, self.shell
+        if (begun := FOR.match(source.text, source.at)) is not None:
+            items = [*shell.arguments] if begun[2] is None else self._items(begun[2])
+            if items is None:
+                return False
+            loop = Loop(begun.end(), source.text, begun[1], items[1:])
+            holds: bool | None = bool(items)
+            shell.known |= {begun[1]: items[0]} if items else {}
+        elif (begun := WHILE.match(source.text, source.at)) is not None:
+            loop = Loop(source.at, source.text)
+            self.turns[loop.begins] += 1
+            holds = self._goes_on(begun[1], source.text[begun.end() :])
+            if holds is None or self.turns[loop.begins] > MOST_TURNS:
+                return False
+        else:
+            return False
+        self._begin_turn(Branches(" ".join(begun[0].split()), loop=loop if holds else None, is_loop=True), begun.end())
+        self._enter(self.around[-1], holds)
+        return True
+
+    def _begin_turn(self, branches: Branches, at: int) -> None:
+        self.around.append(branches)
+        self.source.at, self.source.knows_all = at, True
+
+    def _goes_on(self, test: str, body: str) -> bool | None:
+        shell, source = self.shell, self.source
+        if (found := getopts(test, shell.arguments, shell.known)) is not None or breaks_by_itself(test, body):
+            return found is not False
+        plain = plain_test(test)
+        beside = WordReader(source.text, shell, knows_all=True)
+        return None if plain is None else truth(beside.tokens(plain))
+
+    def _items(self, text: str) -> list[str] | None:
+        """Return the words that a `for` goes through; None where only a shell would know them."""
+        reader, found = WordReader(text, self.source.beside(), knows_all=self.source.knows_all), list[str]()
+        while reader.at < len(text):
+            if not reader.skip():
+                found += reader.words()
+        return None if any(mark in word for word in found for mark in "$`*?{") else found
+
+    def _end_turn(self, branches: Branches) -> None:
+        """Go back to where the next turn of a loop begins, if there is one."""
+        source, loop = self.source, branches.loop
+        if branches.is_loop:
+            source.knows_all = any(one.is_loop for one in self.around)
+        if loop is None or loop.items == []:
+            return
+        source.text, source.at = loop.text, loop.begins
+        if loop.items:
+            self.shell.known[loop.name] = loop.items.pop(0)
+            self._begin_turn(branches, loop.begins)
+
+    def _breaks(self, word: str, shown: str) -> bool:
+        """Leave out the rest of a turn, or of a loop, at `break`, `continue` or `exit`; return whether there is one."""
+        loops = [one for one in self.around if one.is_loop]
+        if not loops or self.is_undecided:
+            return False
+        if any(one.before is not None for one in (*self.around, self.one) if one is not None):
+            return True  # it stands where nothing is taken
+        if word == "exit":
+            self.shell.found.remark(f"the script would end at `{shown}` with these arguments")
+        for one in loops if word == "exit" else loops[-1:]:
+            one.before = deepcopy(self.shell)
+            one.loop = one.loop if word == "continue" else None
+        return True
+
     def _enter(self, branches: Branches, holds: bool | None) -> None:
         if branches.enter(holds):
             branches.before = deepcopy(self.shell)
@@ -151,7 +226,7 @@ class _Reader:
             return
         is_as_before = branches.before.is_as(self.shell)
         self.source.shell, branches.before = branches.before, None
-        if not is_as_before:
+        if not is_as_before and not any(one.is_loop for one in (branches, *self.around)):
             self.shell.found.remark(f"what stands under `{branches.shown}` is left out: the script sets what is tested")
 
     def _operator(self) -> None:
@@ -223,10 +298,14 @@ class _Reader:
             return
         if words[0] in _CLOSES:
             if self.around:
-                self._leave(self.around.pop())
+                ended = self.around.pop()
+                self._leave(ended)
+                self._end_turn(ended)
             return
         if words[0] in _OPENS:
             self.around.append(Branches(words[0], decides=False))
+        if words[0] in BREAKS and self._breaks(words[0], " ".join(words)):
+            return
         if words[0] == "shift":
             self._shift(words[1:])
             return
