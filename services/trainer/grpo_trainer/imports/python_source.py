@@ -148,6 +148,13 @@ class PythonSource:
         meanings = (name in self.importable or name in self.classes, name in self.imported, any(self.bound(name)))
         return sum(meanings) == 1 and self.imported.get(name) != ""
 
+    def makes_at_import(self, name: str) -> bool:
+        """Return whether a name of the module is a lambda, or what a function of the module has returned."""
+        made = [part.value for part in self.tree.body if isinstance(part, ast.Assign) and _is(part.targets, name)]
+        return len(made) == 1 and (
+            isinstance(made[0], ast.Lambda) or (isinstance(made[0], ast.Call) and called(made[0]) in self.importable)
+        )
+
     def attributes_of(self, name: str) -> dict[str, ast.expr | None]:
         """Return what the attributes of a name are set to last; of any name for an empty one."""
         owned = {stored: stored.rpartition(".") for stored in self._bound if "." in stored and self.bound(stored)}
@@ -271,6 +278,10 @@ class PythonSource:
             whole = value if isinstance(value, ast.Call | ast.Subscript) else None
             for i, name in enumerate(target.elts):
                 self._bind(name, parts[i] if is_parted else whole)
+
+
+def _is(targets: list[ast.expr], name: str) -> bool:
+    return [ast.unparse(target) for target in targets] == [name]
 
 
 def called(call: ast.Call) -> str:

@@ -28,7 +28,9 @@ def read_rewards(reader: Reader) -> None:
         elif (name := _function(reader, node)) is not None:
             (of_states if _reads_environments(reader, node, name) else functions).append((i, name))
         else:
-            reader.found.remark(f"reward {short(node)} is no function that a file has by a name: it is left out")
+            reader.found.remark(
+                f"reward {short(node)} is no function that a file has by a name{_way_out(reader, node)}"
+            )
     if models:
         names = [model for _, model in models]
         reader.found.options["reward_model_name_or_path"] = names if len(names) > 1 else names[0]
@@ -43,6 +45,19 @@ def read_rewards(reader: Reader) -> None:
     if weights is not None and order:
         reader.found.options["reward_weights"] = [weights[i] for i in order]
     reader.say_where([name for _, name in functions], "the reward server")
+
+
+def _way_out(reader: Reader, node: ast.expr) -> str:
+    """Say what to do about a reward that is left out."""
+    made = reader.single(node)
+    if isinstance(made, ast.Lambda):
+        return ": it is left out; write it as a function of a file"
+    if isinstance(made, ast.Call):
+        return (
+            f": {called(made)} is called when the script runs; it is left out; write NAME = {short(made)} at the top "
+            "level of a file, name FILE.py:NAME in reward.reward_funcs, and serve it by --plugin FILE.py:NAME"
+        )
+    return ": it is left out"
 
 
 def _model(reader: Reader, node: ast.expr) -> str | None:
@@ -113,7 +128,7 @@ def _function(reader: Reader, node: ast.expr) -> str | None:
         reader.found.remark(f"reward {short(node)}: its arguments are not read; they are reward.params")
         return called(node)
     if isinstance(node, ast.Name) and source.is_one_thing(node.id):
-        if node.id in source.importable:
+        if node.id in source.importable or source.makes_at_import(node.id):
             return f"{reader.script}:{node.id}"
         return _of_module(reader, *source.imported.get(node.id, "").rpartition(".")[::2])
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and source.imported.get(node.value.id):
