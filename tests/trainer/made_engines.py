@@ -1,5 +1,6 @@
 """Small engines of the tests, on the models in a folder, and what is looked at in them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,18 @@ def new_engine(
     share: Any = "auto",
     coalesce_grad_reduction: bool = False,
     offload_optimizer: bool = False,
+    frozen: Sequence[str] = (),
+    but: Sequence[str] = (),
 ) -> TrainingEngine:
+    """`frozen`, `but`: patterns of the parameters that are frozen, and of the exceptions."""
     return TrainingEngine(
         ModelConfig(
             name_or_path=str(folder / model),
             dtype=dtype,
             logprob_chunk_tokens=8,
             gradient_checkpointing=gradient_checkpointing,
+            freeze_parameters_regex=list(frozen),
+            trainable_parameters_regex=list(but),
         ),
         optimizer or OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, lr_scheduler_type="linear"),
         DeepSpeedConfig(

@@ -202,3 +202,30 @@ def test_what_is_for_pictures_is_named_as_otherwise(capsys: pytest.CaptureFixtur
     _, said = imported(capsys, "MAX_PIXELS=9", "swift", "rlhf", *SWIFT, "--model", "m", "--optim", "adamw_torch")
     assert "otherwise: MAX_PIXELS=9: policies are language models without images" in said
     assert "not needed: --optim adamw_torch: as here" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "frozen", "trained", "told"),
+    [
+        (
+            ["--freeze_parameters", "model.embed_tokens", "lm_head", "--freeze_parameters_regex", "norm"],
+            [r"^model\.embed_tokens", "^lm_head", "norm"], [], "",
+        ),
+        (
+            ["--freeze_parameters_ratio", "1.0", "--trainable_parameters", "lm_head",
+             "--trainable_parameters_regex", "norm"],
+            ["."], ["^lm_head", "norm"], "",
+        ),
+        (["--freeze_parameters_ratio", "0.5"], [], [], "which parameters a share is depends on their sizes"),
+        (["--trainable_parameters", "lm_head"], [], [], "nothing is frozen that would be an exception"),
+        (["--freeze_parameters", "lm_head", "--tuner_type", "lora"], [], [], "reads it without an adapter alone"),
+    ],
+)  # fmt: skip
+def test_ms_swifts_frozen_parameters_are_regular_expressions(
+    words: list[str], frozen: list[str], trained: list[str], told: str, capsys: pytest.CaptureFixture[str]
+):
+    text, said = imported(capsys, "swift", "rlhf", *SWIFT, "--model", "m", "--tuner_type", "full", *words)
+    model = yaml.safe_load(text)["model"]
+    assert model.get("freeze_parameters_regex", []) == frozen
+    assert model.get("trainable_parameters_regex", []) == trained
+    assert told in said

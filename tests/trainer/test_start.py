@@ -20,7 +20,7 @@ import yaml
 from pydantic import ValidationError
 from tests.processes import BIN, free_port
 from tests.trainer.made_run_file import write_run_file
-from transformers import AutoConfig, AutoTokenizer, Qwen2Config
+from transformers import AutoConfig, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from grpo_proto import PROTOCOL_VERSION, RewardDescription, RolloutInfo, WeightState
 from grpo_proto.fingerprint import tokenizer_fingerprint
@@ -291,6 +291,18 @@ class TestExitStatus:
             run["deepspeed"]["coalesce_grad_reduction"] = True
             whole = 2 * size * shares * (1.0 if offloads else 1.25)
             assert f"gradients {whole:.2f}," in memory_lines(run)["memory of a rank"]
+
+    def test_a_dry_run_counts_no_gradient_of_what_is_frozen_and_pushes_it(self, run_file: Path, tmp_path: Path):
+        from grpo_trainer.dry_run import ModelWithoutWeights
+
+        shape = {"vocab_size": 50_000, "hidden_size": 512, "intermediate_size": 32, "num_hidden_layers": 1}
+        config = Qwen2Config(**shape, num_attention_heads=2, num_key_value_heads=2)
+        Qwen2ForCausalLM(config).save_pretrained(tmp_path / "model")
+        model = {"name_or_path": str(tmp_path / "model"), "freeze_parameters_regex": "embed_tokens"}
+        run = yaml.safe_load(run_file.read_text()) | {"model": model}
+        assert "gradients 0.10," in memory_lines(run)["memory of a rank"], "not those of the head alone"
+        pushed = ModelWithoutWeights.of(RunConfig.model_validate(run)).pushed("full")
+        assert "model.embed_tokens.weight" in {name for name, *_ in pushed}
 
     def test_a_bare_optimizer_that_should_be_offloaded_is_refused(self, run_file: Path):
         run = yaml.safe_load(run_file.read_text()) | {"deepspeed": {"zero_stage": 0, "offload_optimizer": True}}

@@ -28,6 +28,7 @@ from .data.prompt_row import PromptRow
 from .engine.deepspeed_settings import deepspeed_settings
 from .engine.family import auto_class_of, load_family, no_model
 from .engine.model import pieces_to_push
+from .engine.trained_parameters import trained_parameters
 from .episodes.runner import EpisodeRunner
 from .errors import UsageError
 from .fleet.adapters import AdapterNeeds
@@ -173,11 +174,14 @@ class ModelWithoutWeights:
 
 
 def _memory(planned: ModelWithoutWeights) -> Iterator[Line]:
-    """Weights, gradients and optimizer state of one rank; activations come on top and depend on the model's code."""
+    """Weights, gradients and optimizer state of one rank; activations come on top and depend on the model's code.
+
+    Raises UsageError when the run file freezes a parameter that the model does not have, or all.
+    """
     config = planned.config
     lora, in_nf4, adapter = config.model.lora, planned.num_in_nf4, planned.adapter
     count = sum(parameter.numel() for parameter in planned.model.parameters())
-    trained = sum(parameter.numel() for parameter in planned.model.parameters() if parameter.requires_grad)
+    trained = sum(parameter.numel() for parameter in trained_parameters(planned.model, config.model))
     width, ranks = DTYPE_BYTES[config.model.dtype], _num_ranks(config)
     stage = config.deepspeed.zero_stage
     told = deepspeed_settings(config.model, config.optimizer, config.deepspeed)
@@ -201,6 +205,8 @@ def _memory(planned: ModelWithoutWeights) -> Iterator[Line]:
         yield "note", f"{name} has no {NF4_MARK} of quantize-base: a run refuses values that are not NF4's"
     if lora is not None:
         yield "adapter", f"{trained:,} parameters of rank {lora.r}; the others are frozen"
+    elif config.model.frozen is not None:
+        yield "trained", f"{trained:,} of them; the others are frozen"
     yield (
         "memory of a rank",
         (

@@ -346,6 +346,7 @@ def open_checkpoint(
             zero_stage=config.deepspeed.zero_stage,
             world_size=environment_world_size(),
             dtype=config.model.dtype,
+            frozen=config.model.frozen,
             lora=config.model.lora,
             base_digest=base_digest,
             sync_ref_model=config.algorithm.sync_ref_model,

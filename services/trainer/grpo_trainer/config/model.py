@@ -1,8 +1,9 @@
 """The section `model` of a run file."""
 
-from typing import Literal, Self
+import re
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from .lora import LoraConfig
 from .section import Section
@@ -29,6 +30,15 @@ class ModelConfig(Section):
         1024, ge=1, description="Tokens whose [tokens, vocabulary] logits are in memory at the same time."
     )
     trust_remote_code: bool = False
+    freeze_parameters_regex: list[str] = Field(
+        default_factory=list,
+        description="Regular expressions, found anywhere in the names of parameters as transformers has them, as "
+        r"'^model\.layers\.[0-9]\.': these are frozen. One expression needs no list. For training without model.lora.",
+    )
+    trainable_parameters_regex: list[str] = Field(
+        default_factory=list,
+        description="Exceptions from freeze_parameters_regex: these are trained although it matches them, too.",
+    )
     lora: LoraConfig | None = Field(
         None, description="Train an adapter and keep the model frozen; absent: train all weights."
     )
@@ -37,6 +47,41 @@ class ModelConfig(Section):
         description="QLoRA: keep the frozen linear layers in NF4, four bits a weight. Needs model.lora, and a model "
         "written by grpo-train quantize-base, which the rollout servers serve, too.",
     )
+
+    @property
+    def frozen(self) -> dict[str, list[str]] | None:
+        """The patterns that say which parameters are frozen; None when all are trained."""
+        names = "freeze_parameters_regex", "trainable_parameters_regex"
+        return {name: getattr(self, name) for name in names} if self.freeze_parameters_regex else None
+
+    @field_validator("freeze_parameters_regex", "trainable_parameters_regex", mode="before")
+    @classmethod
+    def _one_expression(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("freeze_parameters_regex", "trainable_parameters_regex")
+    @classmethod
+    def _readable(cls, value: list[str]) -> list[str]:
+        for pattern in value:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern} is no regular expression: {error}") from error
+        return value
+
+    @model_validator(mode="after")
+    def _something_is_frozen(self) -> Self:
+        if self.trainable_parameters_regex and not self.freeze_parameters_regex:
+            raise ValueError(
+                "trainable_parameters_regex are exceptions from freeze_parameters_regex, which is absent: to train "
+                "these parameters alone, set freeze_parameters_regex to '.'"
+            )
+        if self.freeze_parameters_regex and self.lora is not None:
+            raise ValueError(
+                "freeze_parameters_regex is for training without an adapter; model.lora freezes the whole model, and "
+                "model.lora.target_modules says where it trains"
+            )
+        return self
 
     @model_validator(mode="after")
     def _quantized_weights_are_frozen(self) -> Self:

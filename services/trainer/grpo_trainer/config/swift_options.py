@@ -21,6 +21,14 @@ CHORD: dict[str, tuple[str, Any]] = {
     "chord_enable_phi_function": ("chord.enable_phi_function", False),
 }
 """Demonstrations beside the samples."""
+FROZEN: dict[str, tuple[str, Any]] = {
+    "freeze_parameters": ("model.freeze_parameters_regex", []),
+    "freeze_parameters_regex": ("model.freeze_parameters_regex", None),
+    "freeze_parameters_ratio": ("model.freeze_parameters_regex", 0.0),
+    "trainable_parameters": ("model.trainable_parameters_regex", []),
+    "trainable_parameters_regex": ("model.trainable_parameters_regex", None),
+}
+"""Frozen parameters, and the exceptions."""
 
 MS_SWIFT = PeerOptions(
     name="ms-swift",
@@ -65,6 +73,7 @@ MS_SWIFT = PeerOptions(
     },
     computed=TRAINING_COMPUTED
     | CHORD
+    | FROZEN
     | {
         "rlhf_type": ("algorithm.loss_type", "dpo"),
         "output_dir": ("run_dir", None),
@@ -234,8 +243,6 @@ MS_SWIFT = PeerOptions(
             "a teacher is a rollout server of its own: start one, and name it in teacher.url": (
                 "teacher_adapters teacher_model_type teacher_model_revision teacher_deepspeed"
             ),
-            "all weights are trained, or an adapter": "freeze_parameters freeze_parameters_regex "
-            "freeze_parameters_ratio trainable_parameters trainable_parameters_regex",
             "vLLM serves no adapters with biases or whole modules, and no DoRA": "modules_to_save lora_bias use_dora",
             "an adapter begins as zero, and has the model's dtype and one learning rate": "init_weights lora_dtype "
             "lorap_lr_ratio",

@@ -3,6 +3,7 @@
 training_engine.py       the parts below, put together
 model.py, output_head.py the policy; logprob and entropy of each completion token
 images.py                what the model's vision tower makes of the images of prompts
+trained_parameters.py    which of the model's parameters are trained, where a run file freezes some
 family.py                the configuration of the model's family
 rope.py                  the context up to which the model's rotary embedding does not depend on the length
 shared_attention.py      attention over rows in which sequences share their beginnings
@@ -18,6 +19,7 @@ entropy_coefficient.py   the weight of the entropy bonus from update to update
 skipped_updates.py, write_errors.py
                          gradients that are not finite; write errors that wait for the other ranks
 saved_state.py           saves and loads all that a run goes on from
+deepspeed_start.py       DeepSpeed around a model
 deepspeed_import.py      DeepSpeed without what it imports for nothing
 deepspeed_files.py       loads DeepSpeed's files as data, not as programs
 reshaping.py             the optimizer's state for another number of ranks

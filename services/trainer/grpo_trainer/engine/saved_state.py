@@ -55,11 +55,12 @@ class SavedState:
         engine = self.deepspeed_engine
         parameters = list(engine.module.parameters())
         trained = [parameter for parameter in parameters if parameter.requires_grad]
-        # Adam's two moments and, with ZeRO, the trained weights, all in float32: under ZeRO-3 no other weights.
+        # Adam's two moments and, with ZeRO, the trained weights, all in float32: under ZeRO-3 these not once more.
         numbers = sum(math.prod(shape_of(parameter)) for parameter in trained)
         optimizer = numbers * 4 * (3 if engine.zero_optimization() else 2)
-        is_split = engine.zero_optimization_stage() == 3
-        weights = 0 if is_split else num_bytes_of(parameters if self.frozen else trained)
+        weights = num_bytes_of(parameters if self.frozen else trained)
+        if engine.zero_optimization_stage() == 3:
+            weights -= num_bytes_of(trained)
         return optimizer + weights + (num_bytes_of(parameters) if self.moving is not None else 0)
 
     def load(self, folder: Path) -> dict[str, Any]:

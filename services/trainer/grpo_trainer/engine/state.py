@@ -18,17 +18,20 @@ def layout(
     zero_stage: int,
     world_size: int,
     dtype: str,
+    frozen: dict[str, list[str]] | None = None,
     lora: LoraConfig | None = None,
     base_digest: str | None = None,
     sync_ref_model: bool = False,
 ) -> dict[str, Any]:
     """Return what a checkpoint was laid out by: the settings that must be the same for it to fit, and the ranks.
 
-    With an adapter the checkpoint holds the adapter alone, and `base_digest` names the model that belongs to it.
+    `frozen` are the patterns of frozen parameters: the optimizer's state lies by what is trained. With an adapter the
+    checkpoint holds the adapter alone, and `base_digest` names the model that belongs to it.
     """
     adapter = lora.model_dump(mode="json", exclude={"adapter"}) if lora else None
     settings = {
-        "zero_stage": zero_stage, "world_size": world_size, "dtype": dtype, "lora": adapter, "base_digest": base_digest,
+        "zero_stage": zero_stage, "world_size": world_size, "dtype": dtype, "frozen": frozen, "lora": adapter,
+        "base_digest": base_digest,
     }  # fmt: skip
     return settings | {SYNC: True} if sync_ref_model else settings
 

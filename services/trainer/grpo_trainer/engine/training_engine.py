@@ -10,9 +10,6 @@ Three decisions are made here instead of by DeepSpeed:
 """
 
 import contextlib
-import io
-import logging
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +17,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from transformers.utils import logging as transformers_logging
 
 from grpo_proto.checkpoint_layout import plain_layout
 from grpo_proto.messages.weights import Kind
@@ -43,8 +39,8 @@ from ..model_files import ModelFiles
 from ..ranks.process_group import join_process_group
 from .batch_loss import batch_loss
 from .deepspeed_import import DeepSpeedEngine, deepspeed
-from .deepspeed_import import logger as deepspeed_logger
 from .deepspeed_settings import ClipBareOptimizer, adamw, deepspeed_settings, inference_settings, judge_by_the_norm
+from .deepspeed_start import quieten_libraries, start_deepspeed
 from .entropy_coefficient import EntropyCoefficient
 from .export import Export
 from .family import has_experts
@@ -59,11 +55,8 @@ from .saved_state import SavedState, num_bytes_of
 from .schedule import learning_rates
 from .skipped_updates import SkippedUpdates
 from .state import layout
+from .trained_parameters import freeze_parameters
 from .write_errors import Write
-
-# Compile no ops. On a machine without a GPU DeepSpeed would build an op at its first start, for inference only: up to
-# two minutes, and it needs g++ and ninja. (This is DeepSpeed's own cache of the ops that can be built.)
-deepspeed.ops.__compatible_ops__ = {}
 
 
 class TrainingEngine:
@@ -99,7 +92,7 @@ class TrainingEngine:
         self.device = join_process_group(timeout_s=sharing.timeout_s)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         seed_everything(seed)
-        _quieten_libraries()
+        quieten_libraries()
         settings = deepspeed_settings(model, optimizer, sharing)
         sharding = settings if self.zero_stage == 3 else None
         self.policy = load_policy(model, temperature=temperature, zero3=sharding)
@@ -109,6 +102,8 @@ class TrainingEngine:
         )
         # Before there is an adapter: the names of the model's parameters are then those that the checkpoint's have.
         self._pieces, self._absent = pieces_to_push(self.policy.model, model.name_or_path)
+        # After the pieces are chosen: what a run file freezes is pushed with the rest.
+        freeze_parameters(self.policy.model, model)
         self._in_nf4 = keep_in_nf4(self.policy.model, model, device=self.device) if model.load_in_4bit else {}
         self._sources = Weights(dict(self.policy.model.state_dict(keep_vars=True)), self._in_nf4)
         self.base_digest = base_digest
@@ -116,7 +111,7 @@ class TrainingEngine:
         if model.lora is not None:
             self.adapter = Adapter(self.policy.model, model.lora, base_name=model.name_or_path, seed=seed)
             self.policy.register_state_dict_post_hook(keep_adapter_only)
-        self._engine = _initialize(self.policy, settings, adamw(self.policy, optimizer))
+        self._engine = start_deepspeed(self.policy, settings, adamw(self.policy, optimizer))
         if self.zero_stage == 2:
             judge_by_the_norm(self._engine.optimizer, self.device)
         self._reduction = OneReduction(self._engine) if sharing.coalesce_grad_reduction else contextlib.nullcontext
@@ -136,6 +131,7 @@ class TrainingEngine:
                 zero_stage=self.zero_stage,
                 world_size=self.world_size,
                 dtype=model.dtype,
+                frozen=model.frozen,
                 lora=model.lora,
                 base_digest=base_digest,
                 sync_ref_model=algorithm.sync_ref_model,
@@ -185,7 +181,7 @@ class TrainingEngine:
         reference = load_policy(config, temperature=temperature, zero3=sharding).requires_grad_(False)
         if sharding is None:
             return reference.to(self.device)
-        return _initialize(reference, inference_settings(sharding), None)
+        return start_deepspeed(reference, inference_settings(sharding), None)
 
     def logprobs(self, micro_batches: Sequence[MicroBatch], *, reference: bool = False) -> list[torch.Tensor]:
         """Return log π of the completion tokens of each micro-batch [N], under the policy or the reference model."""
@@ -381,18 +377,3 @@ class TrainingEngine:
 
     def _gathered(self, tensors: list[torch.Tensor]) -> Any:
         return deepspeed.zero.GatheredParameters(tensors, enabled=self.zero_stage == 3)
-
-
-def _quieten_libraries() -> None:
-    """Silence the libraries' messages and progress bars: they do not help the reader of a run's log."""
-    deepspeed_logger.setLevel(logging.WARNING)
-    # DeepSpeed still uses the old names of torch's collectives; under ZeRO-3 already while the model loads.
-    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
-    # Progress bars of loading and saving garble a log file, and are a second bar on a terminal.
-    transformers_logging.disable_progress_bar()
-
-
-def _initialize(policy: Policy, settings: dict[str, Any], optimizer: torch.optim.Optimizer | None) -> DeepSpeedEngine:
-    # DeepSpeed prints some of its memory reports to stdout.
-    with contextlib.redirect_stdout(io.StringIO()):
-        return deepspeed.initialize(model=policy, optimizer=optimizer, config=settings)[0]

@@ -27,6 +27,7 @@ from .servers import (
 from .shell_words import Command
 from .swift_chord import set_chord
 from .swift_episodes import set_swift_episodes
+from .swift_frozen import set_frozen
 from .swift_rewards import set_swift_rewards
 from .swift_rows import LONGEST_PROMPT, set_swift_rows
 from .values import read, target_modules
@@ -158,6 +159,7 @@ def _set_model(options: Options, run: RunFile) -> None:
         run.differs.append(f"{shown}: an adapter is plain LoRA")
     if kind != "full":
         _set_lora(options, run, shown)
+    set_frozen(options, run, trains_all=kind == "full")
     rate = RATES.get(kind, RATES["lora"])
     training.set_option(options, run, "learning_rate", "optimizer.learning_rate", rate)
 

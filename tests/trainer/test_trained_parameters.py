@@ -1,0 +1,126 @@
+"""What a run trains: frozen parameters, on one rank and on two: see trained_worker.py."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from tests.tiny_model import make_model, make_tokenizer
+from tests.trainer.spawned_ranks import MARKS, run_ranks
+
+from grpo_trainer.config.model import ModelConfig
+from grpo_trainer.engine.trained_parameters import freeze_parameters
+from grpo_trainer.errors import UsageError
+
+pytestmark = MARKS
+RUNS = ["1 rank, ZeRO 2", "1 rank, ZeRO 3", "2 ranks, ZeRO 2", "2 ranks, ZeRO 3"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    for tied in (True, False):
+        target = folder / ("tied" if tied else "untied")
+        make_model(tied=tied, hidden_size=64).save_pretrained(target)
+        make_tokenizer().save_pretrained(target)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def seen(folder: Path) -> dict[str, Any]:
+    """What rank 0 saw, by ranks and scenario."""
+    found = {}
+    for world_size, ranks in ((1, "1 rank"), (2, "2 ranks")):
+        of_rank_0 = run_ranks("trained_worker.py", folder, world_size)[0]
+        found |= {f"{ranks}, {scenario}": result for scenario, result in of_rank_0.items()}
+    return found
+
+
+def of_run(seen: dict[str, Any], scenario: str, run: str, dtype: str = "") -> dict[str, Any]:
+    ranks, stage = run.split(", ZeRO ")
+    found: dict[str, Any] = seen[f"{ranks}, {scenario} {stage} {dtype}".rstrip()]
+    return found
+
+
+@pytest.mark.parametrize("run", ["1 rank, ZeRO 0", *RUNS])
+def test_what_is_trained_has_the_gradient_of_the_whole_model_and_the_rest_stands_still(seen: dict[str, Any], run: str):
+    result = of_run(seen, "gradient", run)
+    head = "lm_head" if run.endswith("0") else "model.embed_tokens"  # that of a tied model is its embedding
+    parts = {name.rpartition(".")[0] for name in result["still"]}
+    assert parts == {head} | {f"model.layers.0.{part}" for part in (
+        "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "input_layernorm",
+        "post_attention_layernorm",
+    )}  # fmt: skip
+    assert result["differ"] == []
+
+
+@pytest.mark.parametrize("run", ["1 rank, ZeRO 0", *RUNS])
+def test_a_push_sends_what_is_frozen_with_the_rest(seen: dict[str, Any], run: str):
+    """A server that has loaded other weights ends with the trainer's."""
+    result = of_run(seen, "gradient", run)
+    assert result["push_is_the_model"]
+    assert set(result["still"]) < set(result["pushed"])
+    assert result["absent"] == []
+
+
+@pytest.mark.parametrize(
+    ("run", "dtype"),
+    [("1 rank, ZeRO 0", "float32"), *[(run, dtype) for run in RUNS for dtype in ("float32", "bfloat16")]],
+)
+def test_a_checkpoint_goes_on(seen: dict[str, Any], run: str, dtype: str):
+    result = of_run(seen, "continued", run, dtype)
+    assert result["goes_on"]
+    on_disk, told = result["bytes"]
+    assert told <= on_disk < told + 150_000
+    if result["after_reshaping"] is not None and dtype == "float32":
+        assert result["after_reshaping"] < 1e-5, "not what two ranks get when they go on from one rank's"
+    if run.startswith("1"):
+        assert "written with frozen {'freeze_parameters_regex'" in result["message"]
+
+
+def frozen_of(tied: bool, *patterns: str, but: str | None = None) -> set[str]:
+    model = make_model(tied=tied)
+    exceptions = {} if but is None else {"trainable_parameters_regex": but}
+    freeze_parameters(model, ModelConfig(name_or_path="m", freeze_parameters_regex=list(patterns), **exceptions))
+    return {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+
+
+def test_a_pattern_is_found_anywhere_and_an_exception_wins():
+    assert frozen_of(False, "norm", but=r"^model\.norm") == {
+        f"model.layers.{layer}.{norm}.weight"
+        for layer in (0, 1)
+        for norm in ("input_layernorm", "post_attention_layernorm")
+    }
+    assert len(frozen_of(False, ".", but="lm_head")) == len(dict(make_model(tied=False).named_parameters())) - 1
+    assert frozen_of(True, "lm_head") == {"model.embed_tokens.weight"}
+    assert "model.embed_tokens.weight" not in frozen_of(True, "embed_tokens", "norm", but="lm_head")
+
+
+@pytest.mark.parametrize(
+    ("patterns", "but", "told"),
+    [
+        (["^model.layer.0"], None, "freeze_parameters_regex '^model.layer.0' matches none of the model's parameters"),
+        (["norm", "vision"], None, "freeze_parameters_regex 'vision' matches none"),
+        (["norm"], "lm_haed", "trainable_parameters_regex 'lm_haed' matches none"),
+        (["."], None, "freezes every parameter: nothing is left to train"),
+    ],
+)
+def test_what_matches_nothing_or_leaves_nothing_is_refused(patterns: list[str], but: str | None, told: str):
+    with pytest.raises(UsageError, match=re.escape(told)) as refused:
+        frozen_of(False, *patterns, but=but)
+    near = {"^": "model.layers.0.", "l": "lm_head.weight"}
+    assert near.get((but or patterns[0])[0], "") in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"trainable_parameters_regex": "lm_head"}, "to train these parameters alone, set freeze_parameters_regex"),
+        ({"freeze_parameters_regex": "embed", "lora": {"r": 8}}, "model.lora.target_modules says where it trains"),
+        ({"freeze_parameters_regex": ["ok", "layers.(0"]}, r"layers.(0 is no regular expression"),
+    ],
+)  # fmt: skip
+def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], told: str):
+    with pytest.raises(ValidationError, match=re.escape(told)):
+        ModelConfig(name_or_path="m", **settings)

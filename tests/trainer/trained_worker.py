@@ -1,0 +1,121 @@
+"""One rank of the tests of what is trained: runs every scenario of `test_trained_parameters.py`.
+
+torchrun --nproc-per-node N trained_worker.py FOLDER
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.trainer.made_engines import equal, new_engine, pushed, updates_of, weights
+from tests.trainer.made_episodes import make_taken
+from tests.trainer.tested_rank import Scenario, run_scenarios
+
+from grpo_trainer.config.algorithm import AlgorithmConfig
+from grpo_trainer.config.optimization import OptimizerConfig
+from grpo_trainer.engine import training_engine
+from grpo_trainer.engine.training_engine import TrainingEngine
+from grpo_trainer.errors import UsageError
+
+ADAMW = training_engine.adamw
+GRADIENT_SCALE = 1000.0
+FROZEN = [r"layers\.0\.", "lm_head"]
+"""The head of a tied model is its embedding."""
+KEPT = ["layers.0.mlp"]
+
+
+def train(engine: TrainingEngine, seeds: range) -> list[dict[str, float]]:
+    results = []
+    for seed in seeds:
+        updates = updates_of(engine, make_taken(9, seed=seed), budget=40)
+        engine.prepare(updates)
+        results += [engine.update(update) for update in updates]
+    return results
+
+
+def gradient(folder: Path, stage: int, dtype: str, model: str) -> dict[str, Any]:
+    """One step of plain descent with a huge rate, of the whole model and of one with frozen parameters."""
+    moved, engines = [], []
+    training_engine.adamw = lambda policy, config: torch.optim.SGD(
+        [parameter for parameter in policy.parameters() if parameter.requires_grad], lr=config.learning_rate
+    )
+    for patterns in ({}, {"frozen": FROZEN, "but": KEPT}):
+        engine = new_engine(
+            folder, stage=stage, dtype=dtype, model=model, gradient_checkpointing=stage == 2, **patterns,
+            algorithm=AlgorithmConfig(loss_type="grpo", beta=0.1, entropy_coef=0.01 if stage else 0.0),
+            optimizer=OptimizerConfig(learning_rate=GRADIENT_SCALE, max_grad_norm=1e9),
+        )  # fmt: skip
+        before = weights(engine)
+        train(engine, range(3, 4))
+        after = weights(engine)
+        moved.append({name: after[name] - before[name] for name in before})
+        engines.append(engine)
+    training_engine.adamw = ADAMW
+    whole, part = moved
+    frozen = engines[1]
+    sent, state = pushed(frozen), frozen.whole_state()
+    still = [name for name in part if not part[name].any()]
+    return {
+        "still": still,
+        "differ": [name for name in part if name not in still and not torch.equal(part[name], whole[name])],
+        "pushed": sorted(sent),
+        "push_is_the_model": frozen.rank > 0 or equal(sent, {name: state[name] for name in sent}),
+        "absent": frozen.export.absent,
+    }
+
+
+def continued(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
+    """Two updates, a checkpoint, two more; these again from the checkpoint, in a new engine and in the same."""
+    world_size = torch.distributed.get_world_size()
+    places = {ranks: folder / f"checkpoint-{ranks}-{stage}-{dtype}" for ranks in (1, 2)}
+    make = partial(
+        new_engine, folder, stage=stage, dtype=dtype, frozen=FROZEN, but=KEPT,
+        # A large epsilon: Adam would turn a rounding of a gradient near 0 into a whole step.
+        optimizer=OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, adam_epsilon=1e-3),
+    )  # fmt: skip
+    engine = make()
+    train(engine, range(2))
+    places[world_size].mkdir(exist_ok=True)
+    engine.save(places[world_size])
+    torch.distributed.barrier()
+    metrics, end = train(engine, range(2, 4)), weights(engine)
+    resumed = make()
+    resumed.load(places[world_size])
+    again, final = train(resumed, range(2, 4)), weights(resumed)
+    engine.load(places[world_size])
+    gone_back = train(engine, range(2, 4)) == metrics and equal(end, weights(engine))
+    message, after_reshaping = "", None
+    if world_size == 2:  # one rank has run all this before
+        engine.load(places[1])
+        train(engine, range(2, 4))
+        after_reshaping = max((tensor - end[name]).abs().max().item() for name, tensor in weights(engine).items())
+    else:
+        try:
+            new_engine(folder, stage=stage, dtype=dtype, frozen=FROZEN).load(places[1])
+        except UsageError as error:
+            message = str(error)
+    return {
+        "goes_on": metrics == again and equal(end, final) and gone_back,
+        "after_reshaping": after_reshaping,
+        "message": message,
+        "bytes": [
+            sum(file.stat().st_size for file in places[world_size].rglob("*") if file.is_file()),
+            engine.num_checkpoint_bytes,
+        ],
+    }
+
+
+def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
+    found: dict[str, Scenario] = {}
+    for stage in (0, 2, 3) if world_size == 1 else (2, 3):
+        model = "untied" if stage == 0 else "tied"
+        found[f"gradient {stage}"] = partial(gradient, folder, stage, "float32", model)
+        for dtype in ("float32", "bfloat16"):
+            if stage or dtype == "float32":
+                found[f"continued {stage} {dtype}"] = partial(continued, folder, stage, dtype)
+    return found
+
+
+if __name__ == "__main__":
+    run_scenarios(scenarios)
