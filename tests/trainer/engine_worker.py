@@ -33,12 +33,10 @@ from grpo_trainer.checkpoint.file_writer import FileWriter
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.optimization import OptimizerConfig
 from grpo_trainer.engine import output_head
-from grpo_trainer.engine import training_engine as engine_module
 from grpo_trainer.engine.model import load_policy
 from grpo_trainer.engine.training_engine import TrainingEngine
 from grpo_trainer.errors import RunError, UsageError
 
-ADAMW = engine_module.adamw
 GRADIENT_SCALE = 1000.0
 
 
@@ -58,11 +56,10 @@ def gradient(
 
     Without an entropy bonus the output head computes gradients in the forward pass.
     """
-    engine_module.adamw = lambda policy, config: torch.optim.SGD(policy.parameters(), lr=config.learning_rate)
     engine = new_engine(
         folder,
         stage=stage,
-        optimizer=OptimizerConfig(learning_rate=GRADIENT_SCALE, max_grad_norm=1e9),
+        optimizer=OptimizerConfig(name="sgd", learning_rate=GRADIENT_SCALE, max_grad_norm=1e9),
         algorithm=AlgorithmConfig(
             loss_type="grpo", beta=0.1, entropy_coef=entropy_coef, top_entropy_quantile=top_quantile
         ),
@@ -70,7 +67,6 @@ def gradient(
         overlap_comm=checkpointing and stage > 1,
         share=share,
     )
-    engine_module.adamw = ADAMW
     updates = updates_of(engine, make_taken(count, seed=3, stale_share=0.3), budget=budget)
     before = weights(engine)
     engine.prepare(updates)

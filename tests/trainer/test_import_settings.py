@@ -199,9 +199,8 @@ def test_defaults_of_an_older_version_are_named(capsys: pytest.CaptureFixture[st
 
 
 def test_what_is_for_pictures_is_named_as_otherwise(capsys: pytest.CaptureFixture[str]):
-    _, said = imported(capsys, "MAX_PIXELS=9", "swift", "rlhf", *SWIFT, "--model", "m", "--optim", "adamw_torch")
+    _, said = imported(capsys, "MAX_PIXELS=9", "swift", "rlhf", *SWIFT, "--model", "m")
     assert "otherwise: MAX_PIXELS=9: policies are language models without images" in said
-    assert "not needed: --optim adamw_torch: as here" in said
 
 
 @pytest.mark.parametrize(
@@ -229,3 +228,26 @@ def test_ms_swifts_frozen_parameters_are_regular_expressions(
     assert model.get("freeze_parameters_regex", []) == frozen
     assert model.get("trainable_parameters_regex", []) == trained
     assert told in said
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "told"),
+    [
+        ("adamw_torch", "adamw", ""),
+        ("adamw_8bit", "adamw_8bit", ""),
+        ("paged_adamw_8bit", "adamw_8bit", "deepspeed.offload_optimizer keeps it in CPU memory"),
+        ("paged_adamw_32bit", "adamw", "deepspeed.offload_optimizer keeps it in CPU memory"),
+        ("sgd", "sgd", ""),
+        ("lion_8bit", "adamw", "there is no optimizer lion_8bit; there are adamw, adamw_8bit, sgd, and adamw stands"),
+        ("adafactor", "adamw", "it needs whole matrices, and ZeRO gives an optimizer flat parts"),
+    ],
+)
+def test_the_optimizer_is_the_one_that_is_asked_for_or_is_named(
+    asked: str, name: str, told: str, capsys: pytest.CaptureFixture[str]
+):
+    text, said = imported(capsys, *TRL, "--num_processes", 1, "--optim", asked, "--adam_beta2", 0.9)
+    optimizer = yaml.safe_load(text)["optimizer"]
+    assert optimizer["name"] == name
+    assert told in said
+    assert ("adam_beta2" in optimizer) == (name != "sgd")
+    assert ("not needed: --adam_beta2 0.9: sgd does not read it" in said) == (name == "sgd")

@@ -1,4 +1,4 @@
-"""What a run trains: frozen parameters, on one rank and on two: see trained_worker.py."""
+"""What a run trains, and by which optimizer, on one rank and on two: see trained_worker.py."""
 
 import re
 from pathlib import Path
@@ -8,8 +8,12 @@ import pytest
 from pydantic import ValidationError
 from tests.tiny_model import make_model, make_tokenizer
 from tests.trainer.spawned_ranks import MARKS, run_ranks
+from tests.trainer.trained_cases import OPTIMIZED
 
 from grpo_trainer.config.model import ModelConfig
+from grpo_trainer.config.optimization import STATE_BYTES, OptimizerConfig
+from grpo_trainer.engine import optimizers
+from grpo_trainer.engine.optimizers import check_optimizer
 from grpo_trainer.engine.trained_parameters import freeze_parameters
 from grpo_trainer.errors import UsageError
 
@@ -77,6 +81,42 @@ def test_a_checkpoint_goes_on(seen: dict[str, Any], run: str, dtype: str):
         assert result["after_reshaping"] < 1e-5, "not what two ranks get when they go on from one rank's"
     if run.startswith("1"):
         assert "written with frozen {'freeze_parameters_regex'" in result["message"]
+
+
+def needs_bitsandbytes(name: str) -> None:
+    if name == "adamw_8bit":
+        pytest.importorskip("bitsandbytes", reason="an optional dependency")
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw_8bit"])
+@pytest.mark.parametrize(
+    ("run", "dtype"),
+    [
+        ("1 rank, ZeRO 0", "float32"),
+        *((f"{ranks}, ZeRO {stage}", dtype) for ranks in ("1 rank", "2 ranks") for stage, dtype in OPTIMIZED.items()),
+    ],
+)
+def test_every_optimizer_goes_on_from_a_checkpoint_to_the_bit(seen: dict[str, Any], run: str, dtype: str, name: str):
+    needs_bitsandbytes(name)
+    result = of_run(seen, name, run, dtype)
+    assert result["goes_on"]
+    on_disk, num_weights = result["bytes"]
+    # The weights in float32 and the state; of a tiny model what belongs to each tensor counts, too.
+    assert on_disk < 1.25 * num_weights * (4 + STATE_BYTES[name]) + 30_000
+    if dtype == "float32" and name == "adamw_8bit":
+        assert result["from_adamw"] < 0.03 * result["moved"]
+
+
+def test_blocks_of_eight_bits_are_not_laid_out_anew(seen: dict[str, Any]):
+    needs_bitsandbytes("adamw_8bit")
+    assert "was written by 1 ranks, and this run has 2" in seen["2 ranks, other ranks"]["message"]
+
+
+def test_a_library_that_is_missing_is_named_before_the_run_begins(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(optimizers, "find_spec", lambda name: None)
+    check_optimizer(OptimizerConfig())
+    with pytest.raises(UsageError, match="adamw_8bit needs bitsandbytes, which is not installed"):
+        check_optimizer(OptimizerConfig(name="adamw_8bit"))
 
 
 def frozen_of(tied: bool, *patterns: str, but: str | None = None) -> set[str]:

@@ -4,6 +4,8 @@ torchrun --nproc-per-node N trained_worker.py FOLDER
 """
 
 from functools import partial
+from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,13 @@ import torch
 from tests.trainer.made_engines import equal, new_engine, pushed, updates_of, weights
 from tests.trainer.made_episodes import make_taken
 from tests.trainer.tested_rank import Scenario, run_scenarios
+from tests.trainer.trained_cases import OPTIMIZED
 
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.optimization import OptimizerConfig
-from grpo_trainer.engine import training_engine
 from grpo_trainer.engine.training_engine import TrainingEngine
 from grpo_trainer.errors import UsageError
 
-ADAMW = training_engine.adamw
 GRADIENT_SCALE = 1000.0
 FROZEN = [r"layers\.0\.", "lm_head"]
 """The head of a tied model is its embedding."""
@@ -37,21 +38,17 @@ def train(engine: TrainingEngine, seeds: range) -> list[dict[str, float]]:
 def gradient(folder: Path, stage: int, dtype: str, model: str) -> dict[str, Any]:
     """One step of plain descent with a huge rate, of the whole model and of one with frozen parameters."""
     moved, engines = [], []
-    training_engine.adamw = lambda policy, config: torch.optim.SGD(
-        [parameter for parameter in policy.parameters() if parameter.requires_grad], lr=config.learning_rate
-    )
     for patterns in ({}, {"frozen": FROZEN, "but": KEPT}):
         engine = new_engine(
             folder, stage=stage, dtype=dtype, model=model, gradient_checkpointing=stage == 2, **patterns,
             algorithm=AlgorithmConfig(loss_type="grpo", beta=0.1, entropy_coef=0.01 if stage else 0.0),
-            optimizer=OptimizerConfig(learning_rate=GRADIENT_SCALE, max_grad_norm=1e9),
+            optimizer=OptimizerConfig(name="sgd", learning_rate=GRADIENT_SCALE, max_grad_norm=1e9),
         )  # fmt: skip
         before = weights(engine)
         train(engine, range(3, 4))
         after = weights(engine)
         moved.append({name: after[name] - before[name] for name in before})
         engines.append(engine)
-    training_engine.adamw = ADAMW
     whole, part = moved
     frozen = engines[1]
     sent, state = pushed(frozen), frozen.whole_state()
@@ -106,6 +103,47 @@ def continued(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
     }
 
 
+def optimized(folder: Path, name: str, stage: int, dtype: str) -> dict[str, Any]:
+    """Two updates by an optimizer, a checkpoint, another, and that again from the checkpoint; beside two of AdamW."""
+    world_size = torch.distributed.get_world_size()
+    # A large epsilon: Adam would turn a rounding of a gradient near 0 into a whole step.
+    settings = OptimizerConfig(name=name, learning_rate=1e-3, weight_decay=0.1, adam_epsilon=1e-3)
+    make = partial(new_engine, folder, stage=stage, dtype=dtype, optimizer=settings)
+    engine, plain = make(), new_engine(
+        folder, stage=stage, dtype=dtype, optimizer=settings.model_copy(update={"name": "adamw"})
+    )  # fmt: skip
+    start = weights(engine)
+    for each in (engine, plain):
+        train(each, range(2))
+    moved, expected = ({key: value - start[key] for key, value in weights(each).items()} for each in (engine, plain))
+    place = folder / f"{name}-{world_size}-{stage}-{dtype}"
+    place.mkdir(exist_ok=True)
+    engine.save(place)
+    torch.distributed.barrier()
+    metrics, end = train(engine, range(2, 3)), weights(engine)
+    resumed = make()
+    resumed.load(place)
+    goes_on = train(resumed, range(2, 3)) == metrics and equal(end, weights(resumed))
+    engine.load(place)
+    goes_on = goes_on and train(engine, range(2, 3)) == metrics and equal(end, weights(engine))
+    on_disk = sum(file.stat().st_size for file in place.rglob("*.pt" if stage == 0 else "*optim_states.pt"))
+    return {
+        "goes_on": goes_on,
+        "moved": max(value.abs().max().item() for value in moved.values()),
+        "from_adamw": max((moved[key] - expected[key]).abs().max().item() for key in moved),
+        "bytes": [on_disk, sum(value.numel() for value in start.values())],
+    }
+
+
+def refused_on_other_ranks(folder: Path) -> dict[str, str]:
+    engine = new_engine(folder, stage=2, optimizer=OptimizerConfig(name="adamw_8bit"))
+    try:
+        engine.load(folder / "adamw_8bit-1-2-float32")
+    except UsageError as error:
+        return {"message": str(error)}
+    return {}
+
+
 def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
     found: dict[str, Scenario] = {}
     for stage in (0, 2, 3) if world_size == 1 else (2, 3):
@@ -114,6 +152,12 @@ def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
         for dtype in ("float32", "bfloat16"):
             if stage or dtype == "float32":
                 found[f"continued {stage} {dtype}"] = partial(continued, folder, stage, dtype)
+    names = ["sgd", "adamw_8bit"] if find_spec("bitsandbytes") else ["sgd"]
+    optimized_stages = OPTIMIZED | ({0: "float32"} if world_size == 1 else {})
+    for name, (stage, dtype) in product(names, optimized_stages.items()):
+        found[f"{name} {stage} {dtype}"] = partial(optimized, folder, name, stage, dtype)
+    if world_size == 2 and find_spec("bitsandbytes"):
+        found["other ranks"] = partial(refused_on_other_ranks, folder)
     return found
 
 

@@ -187,8 +187,12 @@ def _memory(planned: ModelWithoutWeights) -> Iterator[Line]:
     told = deepspeed_settings(config.model, config.optimizer, config.deepspeed)
     sharding = told["zero_optimization"]
     offloads = "offload_optimizer" in sharding
-    # Adam's two moments in float32, and a float32 copy of the weights unless they are float32 themselves.
-    optimizer = trained * (8 + (4 if config.model.dtype == "bfloat16" else 0)) / (ranks if sharding["stage"] else 1)
+    # The optimizer's own state, and a float32 copy of the weights unless they are float32 themselves.
+    optimizer = (
+        trained
+        * (config.optimizer.state_bytes + (4 if config.model.dtype == "bfloat16" else 0))
+        / (ranks if sharding["stage"] else 1)
+    )
     gradients = trained * 4 / (ranks if sharding["stage"] > 1 else 1)  # DeepSpeed's stage 1 keeps them whole
     weights = (count - in_nf4) * width / (ranks if stage == 3 else 1) + nf4_bytes(in_nf4, width)
     # Sharded as the policy is; below an adapter it is the same model.

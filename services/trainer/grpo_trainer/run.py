@@ -349,6 +349,7 @@ def open_checkpoint(
             frozen=config.model.frozen,
             lora=config.model.lora,
             base_digest=base_digest,
+            optimizer=config.optimizer.layout,
             sync_ref_model=config.algorithm.sync_ref_model,
         )
         read_engine_state(found[0] / "engine", own)

@@ -10,6 +10,8 @@ from .run_config import RunConfig
 LOWEST_LORA_RATE = 5e-6
 """LoRA learns best at about ten times the learning rate of full fine-tuning ("LoRA Without Regret", Thinking Machines
 Lab, 2025), for which RL takes 1e-6 and below."""
+LOWEST_SGD_RATE = 1e-4
+"""Below it an update of plain descent, whose gradient is clipped, is a rounding of the weights."""
 
 TIME_OUTS = (
     ("reward", "timeout_s", "reward", "deadline_s", "one slow sample ends the request of all"),
@@ -51,6 +53,11 @@ def doubts(config: RunConfig) -> list[str]:
     if config.model.lora is not None and 0 < rate < LOWEST_LORA_RATE:
         found.append(
             f"optimizer.learning_rate {rate:g} is one of full fine-tuning: with model.lora take about ten times as much"
+        )
+    if config.optimizer.name == "sgd" and 0 < rate < LOWEST_SGD_RATE:
+        found.append(
+            f"optimizer.learning_rate {rate:g} is one of AdamW: an update of sgd moves all weights together by at most "
+            f"{rate * config.optimizer.max_grad_norm:g}, learning_rate x max_grad_norm"
         )
     surrogate = config.algorithm.loss
     if surrogate in LOSS_TYPES and surrogate != config.algorithm.loss_type:

@@ -26,6 +26,11 @@ SWITCHES: Sequence[tuple[tuple[str, ...], Callable[[RunConfig], bool], str]] = (
         "algorithm.importance_sampling_correction is off",
     ),
     (
+        ("optimizer.adam_beta1", "optimizer.adam_beta2", "optimizer.adam_epsilon"),
+        lambda run: run.optimizer.name != "sgd",
+        "optimizer.name is sgd",
+    ),
+    (
         ("eval.eval_steps",),
         lambda run: run.has_held_out_rows or not run.eval.eval_steps,
         "there are no held-out rows",

@@ -10,10 +10,19 @@ from .section import Positive, Seconds, Section, Share
 
 log = logging.getLogger(__name__)
 
+STATE_BYTES = {"adamw": 8.0, "adamw_8bit": 2.0 + 8.0 / 256, "sgd": 0.0}
+"""Optimizer → bytes of its state for each trained number: two moments in float32; in eight bits, with two scales for
+each block of 256; none."""
+
 
 class OptimizerConfig(Section):
-    """AdamW and its schedule. Steps of the schedule are optimizer updates."""
+    """The optimizer and its schedule. Steps of the schedule are optimizer updates."""
 
+    name: Literal["adamw", "adamw_8bit", "sgd"] = Field(
+        "adamw",
+        description="adamw_8bit keeps AdamW's state in eight bits a number, by bitsandbytes; sgd is plain descent, "
+        "without momentum and without a state.",
+    )
     learning_rate: float = Field(1e-6, ge=0.0)
     lr_scheduler_type: LrSchedulerType = "constant"
     lr_scheduler_kwargs: LrSchedulerKwargs = Field(
@@ -32,6 +41,16 @@ class OptimizerConfig(Section):
     max_skipped_updates: int = Field(
         3, ge=0, description="Updates in a row without a finite gradient that a run survives."
     )
+
+    @property
+    def state_bytes(self) -> float:
+        """Bytes of the optimizer's state for each trained number, beside a float32 copy of the weights."""
+        return STATE_BYTES[self.name]
+
+    @property
+    def layout(self) -> str:
+        """What the optimizer's state in a checkpoint is of."""
+        return self.name
 
     @model_validator(mode="after")
     def _the_schedule_has_its_parameters(self) -> "OptimizerConfig":

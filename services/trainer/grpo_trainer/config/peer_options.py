@@ -50,6 +50,7 @@ OFF_WITHOUT_VALUE = {"fipo_clip_range", "fipo_safety_threshold"}
 TRAINING_SETTINGS: dict[str, tuple[str, Any]] = {
     "num_train_epochs": ("num_train_epochs", 3.0),
     "seed": ("seed", 42),
+    "optim": ("optimizer.name", "adamw_torch_fused"),
     "adam_beta1": ("optimizer.adam_beta1", 0.9),
     "adam_epsilon": ("optimizer.adam_epsilon", 1e-8),
     "max_grad_norm": ("optimizer.max_grad_norm", 1.0),
@@ -97,7 +98,7 @@ TRAINING_NOT_NEEDED = by_option(
 )
 TRAINING_NOT_HERE = by_option(
     {
-        "the optimizer is AdamW": "optim optim_args optim_target_modules",
+        "an optimizer has no other settings than weight_decay and adam_…": "optim_args optim_target_modules",
         "attention is not compiled; the trainer runs the model's own code": "torch_compile torch_compile_backend "
         "torch_compile_mode",
         "the loss is computed by our own chunked head": "use_liger_kernel liger_kernel_config",

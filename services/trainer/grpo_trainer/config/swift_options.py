@@ -249,10 +249,11 @@ MS_SWIFT = PeerOptions(
             "the reference of an adapter is the model without it: merge the first adapter into the model": (
                 "ref_adapters"
             ),
-            "the optimizer is AdamW": "optimizer use_galore galore_target_modules galore_rank galore_update_proj_gap "
-            "galore_scale galore_proj_type galore_optim_per_parameter galore_with_embedding galore_quantization "
-            "galore_proj_quant galore_proj_bits galore_proj_group_size galore_cos_threshold galore_gamma_proj "
-            "galore_queue_size lisa_activated_layers lisa_step_interval",
+            "the optimizer is that of optimizer.name; ZeRO gives it no whole matrices": "optimizer use_galore "
+            "galore_target_modules galore_rank galore_update_proj_gap galore_scale galore_proj_type "
+            "galore_optim_per_parameter galore_with_embedding galore_quantization galore_proj_quant galore_proj_bits "
+            "galore_proj_group_size galore_cos_threshold galore_gamma_proj galore_queue_size lisa_activated_layers "
+            "lisa_step_interval",
             "there is no padding to pack: deepspeed.share_prefixes computes each token once": "packing "
             "packing_length packing_strategy",
             "a sequence lies on one rank": "sequence_parallel_size zero_hpz_partition_size deepspeed_autotp_size",

@@ -1,11 +1,9 @@
-"""DeepSpeed's configuration, the optimizer, and the gradient clip where DeepSpeed has none. Imports no DeepSpeed."""
+"""DeepSpeed's configuration, and the gradient clip where DeepSpeed has none. Imports no DeepSpeed."""
 
 from typing import Any, Self
 
 import torch
 from torch import nn
-
-from grpo_proto.checkpoint_layout import shape_of
 
 from ..config.model import ModelConfig
 from ..config.optimization import DeepSpeedConfig, OptimizerConfig
@@ -52,22 +50,6 @@ def inference_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a frozen model sharded like the policy: no optimizer, so nothing to offload."""
     zero = {key: value for key, value in settings["zero_optimization"].items() if key != "offload_optimizer"}
     return settings | {"zero_optimization": zero}
-
-
-def adamw(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """Return AdamW. Biases and norms (parameters of one dimension) do not decay, as in transformers' Trainer."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    matrices = [parameter for parameter in parameters if len(shape_of(parameter)) > 1]
-    vectors = [parameter for parameter in parameters if len(shape_of(parameter)) <= 1]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=config.learning_rate,
-        betas=(config.adam_beta1, config.adam_beta2),
-        eps=config.adam_epsilon,
-        # A single pass over the memory: on a CPU twelve times as fast as torch's default.
-        fused=True,
-    )
 
 
 def judge_by_the_norm(optimizer: Any, device: torch.device) -> None:

@@ -28,7 +28,8 @@ class SavedState:
     """What of an engine is saved: DeepSpeed's part, the reference model if it moves, and this rank's random state.
 
     `frozen`: with the frozen parameters; without them, an adapter alone is saved. `layout`: see `state.layout`.
-    `beat` is called after each file. All ranks call the methods.
+    `state_bytes`: the optimizer's state of a number, in bytes. `beat` is called after each file. All ranks call the
+    methods.
     """
 
     deepspeed_engine: Any
@@ -37,6 +38,7 @@ class SavedState:
     rank: int
     seed: int
     frozen: bool
+    state_bytes: float
     beat: Callable[[], None]
 
     def save(self, folder: Path, counts: Mapping[str, float | None], write: Write) -> None:
@@ -55,9 +57,9 @@ class SavedState:
         engine = self.deepspeed_engine
         parameters = list(engine.module.parameters())
         trained = [parameter for parameter in parameters if parameter.requires_grad]
-        # Adam's two moments and, with ZeRO, the trained weights, all in float32: under ZeRO-3 these not once more.
+        # The optimizer's state and, with ZeRO, the trained weights in float32: under ZeRO-3 these not once more.
         numbers = sum(math.prod(shape_of(parameter)) for parameter in trained)
-        optimizer = numbers * 4 * (3 if engine.zero_optimization() else 2)
+        optimizer = round(numbers * (self.state_bytes + (4 if engine.zero_optimization() else 0)))
         weights = num_bytes_of(parameters if self.frozen else trained)
         if engine.zero_optimization_stage() == 3:
             weights -= num_bytes_of(trained)

@@ -39,7 +39,7 @@ from ..model_files import ModelFiles
 from ..ranks.process_group import join_process_group
 from .batch_loss import batch_loss
 from .deepspeed_import import DeepSpeedEngine, deepspeed
-from .deepspeed_settings import ClipBareOptimizer, adamw, deepspeed_settings, inference_settings, judge_by_the_norm
+from .deepspeed_settings import ClipBareOptimizer, deepspeed_settings, inference_settings, judge_by_the_norm
 from .deepspeed_start import quieten_libraries, start_deepspeed
 from .entropy_coefficient import EntropyCoefficient
 from .export import Export
@@ -47,6 +47,7 @@ from .family import has_experts
 from .imitation import Imitation
 from .model import load_policy, pieces_to_push
 from .one_reduction import OneReduction
+from .optimizers import make_optimizer
 from .output_head import Policy
 from .prefix_sharing import prefix_sharing_for
 from .random_state import seed_everything
@@ -111,7 +112,7 @@ class TrainingEngine:
         if model.lora is not None:
             self.adapter = Adapter(self.policy.model, model.lora, base_name=model.name_or_path, seed=seed)
             self.policy.register_state_dict_post_hook(keep_adapter_only)
-        self._engine = start_deepspeed(self.policy, settings, adamw(self.policy, optimizer))
+        self._engine = start_deepspeed(self.policy, settings, make_optimizer(self.policy, optimizer))
         if self.zero_stage == 2:
             judge_by_the_norm(self._engine.optimizer, self.device)
         self._reduction = OneReduction(self._engine) if sharing.coalesce_grad_reduction else contextlib.nullcontext
@@ -134,11 +135,13 @@ class TrainingEngine:
                 frozen=model.frozen,
                 lora=model.lora,
                 base_digest=base_digest,
+                optimizer=optimizer.layout,
                 sync_ref_model=algorithm.sync_ref_model,
             ),
             rank=self.rank,
             seed=seed,
             frozen=self.adapter is None,
+            state_bytes=optimizer.state_bytes,
             beat=lambda: self.beat(),
         )
         self.updates_done = 0

@@ -72,8 +72,6 @@ OF_IMAGES = ("MAX_PIXELS", "MIN_PIXELS", "IMAGE_MAX_TOKEN_NUM", "VIDEO_MAX_TOKEN
 """Variables that ms-swift reads for a model of pictures, films or sounds."""
 RANKS_FIND_EACH_OTHER = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE")
 _OFF = (["false"], ["none"], ["0"], ["no"], ["main"])
-_ADAMW = (["adamw_torch"], ["adamw_torch_fused"], ["adamw_hf"])
-"""Names of transformers for the optimizer that is here, too."""
 
 
 @dataclass
@@ -213,8 +211,6 @@ def report_rest(run: RunFile, options: Options, *, of: str = "") -> None:
             run.not_needed.append(f"{shown}: {peer.not_needed[name]}")
         elif name in peer.not_here and values in _OFF:
             run.not_needed.append(f"{shown}: off, as here")
-        elif name == "optim" and values in _ADAMW:
-            run.not_needed.append(f"{shown}: as here")
         elif name in peer.not_here:
             run.differs.append(f"{shown}: {peer.not_here[name]}")
         elif of and name in peer.known:

@@ -15,7 +15,7 @@ TRAINER = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "pr
 _IN_ITS_PLACE = {
     "rollout_func": "episodes play what is not one answer to one prompt (docs/episodes.md)",
     "callbacks": "hooks of your own are `callbacks`, FILE.py:NAME each",
-    "optimizers": "the optimizer is AdamW, with the settings of `optimizer`",
+    "optimizers": "the optimizer is that of `optimizer.name`",
     "ref_model": "the reference is the model to start from",
     "reward_processing_classes": "the reward server loads the tokenizer of its reward model",
     "**": "what it holds is not read",

@@ -259,6 +259,13 @@ def settle(run: RunFile) -> None:
             entry = run.entries.pop(f"algorithm.{name}", None)
             if entry is not None and "default" not in entry.comment:
                 run.not_needed.append(f"{entry.comment}: use_adaptive_entropy is off")
+    if run.value("optimizer.name") == "adamw_8bit":
+        run.starts.append("pip install 'grpo-trainer[bitsandbytes]'")
+    elif run.value("optimizer.name") == "sgd":
+        for name in ("adam_beta1", "adam_beta2", "adam_epsilon"):
+            entry = run.entries.pop(f"optimizer.{name}", None)
+            if entry is not None and "default" not in entry.comment:
+                run.not_needed.append(f"{entry.comment}: sgd does not read it")
     adapted = any(name.startswith("model.lora.") for name in run.entries)
     if run.value("algorithm.sync_ref_model") and (adapted or not run.value("algorithm.beta")):
         why = "with an adapter the reference is the model below it" if adapted else "beta 0 has no reference"

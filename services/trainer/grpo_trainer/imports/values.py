@@ -19,6 +19,15 @@ LONGEST_TIMEOUT_S = 86400
 FOLLOWING_A_METRIC = ("reduce_lr_on_plateau", "greedy")
 """Schedules of transformers that are no function of the step."""
 
+OPTIMIZERS = {
+    "adamw": "adamw", "adamw_32bit": "adamw", "adamw_hf": "adamw", "adamw_torch": "adamw",
+    "adamw_torch_fused": "adamw", "adamw_torch_npu_fused": "adamw", "adamw_torch_xla": "adamw",
+    "adamw_8bit": "adamw_8bit", "adamw_bnb_8bit": "adamw_8bit", "sgd": "sgd",
+}  # fmt: skip
+"""transformers' name of an optimizer, without `paged_` → ours."""
+OF_MATRICES = ("adafactor", "muon", "galore", "apollo", "lomo", "adalomo")
+NO_MATRICES = "it needs whole matrices, and ZeRO gives an optimizer flat parts"
+
 
 @dataclass(frozen=True)
 class Read:
@@ -113,6 +122,17 @@ def _number(given: Any, shown: str) -> float:
         raise UsageError(f"{shown} is no number") from error
 
 
+def _optimizer(given: Any, _: str) -> Read:
+    name = str(given).lower()
+    plain = name.removeprefix("paged_")
+    kept = None if plain == name else "its state is not paged; deepspeed.offload_optimizer keeps it in CPU memory"
+    if plain in OPTIMIZERS:
+        return Read(OPTIMIZERS[plain], kept)
+    known = ", ".join(dict.fromkeys(OPTIMIZERS.values()))
+    why = f"; {NO_MATRICES}" if plain.startswith(OF_MATRICES) else ""
+    return Read("adamw", f"there is no optimizer {name}{why}; there are {known}, and adamw stands in its place")
+
+
 def _timeout(given: Any, shown: str) -> Read:
     if _number(given, shown) <= LONGEST_TIMEOUT_S:
         return Read(given)
@@ -145,6 +165,7 @@ _READERS: dict[str, Callable[[Any, str], Read]] = {
          "flash_attn": "flash_attention_2"},
         _attention,
     ),
+    "optimizer.name": _optimizer,
     "optimizer.lr_scheduler_type": _fallback(
         {name: name for name in SCHEDULES} | {"constant_with_warmup": "constant"}, _schedule
     ),
