@@ -76,6 +76,7 @@ def new_lora_engine(
     push_kind: Any = "lora",
     checkpointing: bool = False,
     digest: str = BASE_DIGEST,
+    optimizer: OptimizerConfig | None = None,
 ) -> TrainingEngine:
     return TrainingEngine(
         ModelConfig(
@@ -86,7 +87,7 @@ def new_lora_engine(
             lora=lora or LoraConfig(r=4, alpha=8),
             load_in_4bit=load_in_4bit,
         ),
-        OptimizerConfig(learning_rate=1e-2, weight_decay=0.1),
+        optimizer or OptimizerConfig(learning_rate=1e-2, weight_decay=0.1),
         DeepSpeedConfig(zero_stage=stage),
         AlgorithmConfig(loss_type="grpo", beta=0.1, entropy_coef=0.01),
         temperature=0.9,

@@ -249,5 +249,11 @@ def test_the_optimizer_is_the_one_that_is_asked_for_or_is_named(
     optimizer = yaml.safe_load(text)["optimizer"]
     assert optimizer["name"] == name
     assert told in said
+    assert ("pip install 'grpo-trainer[bitsandbytes]'" in text) == (name == "adamw_8bit")
     assert ("adam_beta2" in optimizer) == (name != "sgd")
     assert ("not needed: --adam_beta2 0.9: sgd does not read it" in said) == (name == "sgd")
+
+
+def test_lora_plus_has_pefts_name(capsys: pytest.CaptureFixture[str]):
+    text, _ = imported(capsys, "swift", "rlhf", *SWIFT, "--model", "m", "--lorap_lr_ratio", 16)
+    assert yaml.safe_load(text)["optimizer"]["loraplus_lr_ratio"] == 16

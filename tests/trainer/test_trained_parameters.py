@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 from tests.tiny_model import make_model, make_tokenizer
 from tests.trainer.spawned_ranks import MARKS, run_ranks
+from tests.trainer.test_settings import read, run_file
 from tests.trainer.trained_cases import OPTIMIZED
 
 from grpo_trainer.config.model import ModelConfig
@@ -17,6 +18,7 @@ from grpo_trainer.engine.optimizers import check_optimizer
 from grpo_trainer.engine.trained_parameters import freeze_parameters
 from grpo_trainer.errors import UsageError
 
+__all__ = ["run_file"]
 pytestmark = MARKS
 RUNS = ["1 rank, ZeRO 2", "1 rank, ZeRO 3", "2 ranks, ZeRO 2", "2 ranks, ZeRO 3"]
 
@@ -110,6 +112,31 @@ def test_every_optimizer_goes_on_from_a_checkpoint_to_the_bit(seen: dict[str, An
 def test_blocks_of_eight_bits_are_not_laid_out_anew(seen: dict[str, Any]):
     needs_bitsandbytes("adamw_8bit")
     assert "was written by 1 ranks, and this run has 2" in seen["2 ranks, other ranks"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("run", "dtype"),
+    [
+        ("1 rank, ZeRO 0", "float32"),
+        *((f"{ranks}, ZeRO {stage}", dtype) for ranks in ("1 rank", "2 ranks") for stage, dtype in OPTIMIZED.items()),
+    ],
+)
+def test_b_has_a_learning_rate_of_its_own_which_follows_the_schedule(seen: dict[str, Any], run: str, dtype: str):
+    result = of_run(seen, "plus", run, dtype)
+    assert result["rates"] == pytest.approx([0.0, 0.00025, 0.0005]), "the logged rate is that of A"
+    a, b = result["steps"]["A"], result["steps"]["B"]
+    assert a[:2] == [0.0, 0.0], "while B is zero, A has no gradient"
+    assert b[:2] == pytest.approx([0.0, 8 * 0.00025], rel=0.02), "the first step of Adam is the learning rate"
+    assert a[2] == pytest.approx(0.7 * 0.0005, rel=0.5)
+    assert b[2] > 0.3 * 8 * 0.0005
+    assert result["goes_on"]
+    if run.startswith("1"):
+        assert "written with optimizer adamw with loraplus_lr_ratio, and this run has adamw" in result["message"]
+
+
+def test_two_learning_rates_are_of_an_adapter(run_file: Path):
+    with pytest.raises(UsageError, match=r"optimizer\.loraplus_lr_ratio is of an adapter; add model\.lora"):
+        read(run_file, "--optimizer.loraplus_lr_ratio", "16")
 
 
 def test_a_library_that_is_missing_is_named_before_the_run_begins(monkeypatch: pytest.MonkeyPatch):

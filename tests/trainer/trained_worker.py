@@ -5,12 +5,12 @@ torchrun --nproc-per-node N trained_worker.py FOLDER
 
 from functools import partial
 from importlib.util import find_spec
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
 import torch
-from tests.trainer.made_engines import equal, new_engine, pushed, updates_of, weights
+from tests.trainer.made_engines import equal, new_engine, new_lora_engine, pushed, updates_of, weights
 from tests.trainer.made_episodes import make_taken
 from tests.trainer.tested_rank import Scenario, run_scenarios
 from tests.trainer.trained_cases import OPTIMIZED
@@ -21,6 +21,7 @@ from grpo_trainer.engine.training_engine import TrainingEngine
 from grpo_trainer.errors import UsageError
 
 GRADIENT_SCALE = 1000.0
+RATE = 1e-3
 FROZEN = [r"layers\.0\.", "lm_head"]
 """The head of a tied model is its embedding."""
 KEPT = ["layers.0.mlp"]
@@ -144,6 +145,52 @@ def refused_on_other_ranks(folder: Path) -> dict[str, str]:
     return {}
 
 
+def lora_plus(folder: Path, stage: int, dtype: str) -> dict[str, Any]:
+    """Three updates with B at eight times the rate of A, a checkpoint, another update, and that again from there."""
+    world_size = torch.distributed.get_world_size()
+    settings = OptimizerConfig(
+        learning_rate=RATE, loraplus_lr_ratio=8.0, adam_epsilon=1e-12, lr_scheduler_type="linear",
+        warmup_steps=4,
+    )  # fmt: skip
+    make = partial(new_lora_engine, folder, stage=stage, dtype=dtype, optimizer=settings)
+    engine = make()
+    seen = [weights(engine)]
+    metrics = []
+    for seed in range(3):
+        metrics += train(engine, range(seed, seed + 1))
+        seen.append(weights(engine))
+    steps = {
+        half: [
+            max((after[n] - before[n]).abs().max().item() for n in before if f".lora_{half}." in n)
+            for before, after in pairwise(seen)
+        ]
+        for half in "AB"
+    }
+    places = {ranks: folder / f"plus-{ranks}-{stage}-{dtype}" for ranks in (1, 2)}
+    places[world_size].mkdir(exist_ok=True)
+    engine.save(places[world_size])
+    torch.distributed.barrier()
+    after, end = train(engine, range(3, 4)), weights(engine)
+    resumed = make()
+    resumed.load(places[world_size])
+    goes_on = train(resumed, range(3, 4)) == after and equal(end, weights(resumed))
+    message = ""
+    if world_size == 2:  # one rank has run all this before
+        engine.load(places[1])
+        ratios = [group["lr_ratio"] for group in engine._engine.optimizer.param_groups]
+        train(engine, range(3, 4))
+        goes_on = goes_on and ratios == [1.0, 8.0]
+    else:
+        try:
+            new_lora_engine(folder, stage=stage, dtype=dtype).load(places[1])
+        except UsageError as error:
+            message = str(error)
+    return {
+        "steps": steps, "rates": [of_update["learning_rate"] for of_update in metrics], "goes_on": goes_on,
+        "message": message,
+    }  # fmt: skip
+
+
 def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
     found: dict[str, Scenario] = {}
     for stage in (0, 2, 3) if world_size == 1 else (2, 3):
@@ -156,6 +203,8 @@ def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
     optimized_stages = OPTIMIZED | ({0: "float32"} if world_size == 1 else {})
     for name, (stage, dtype) in product(names, optimized_stages.items()):
         found[f"{name} {stage} {dtype}"] = partial(optimized, folder, name, stage, dtype)
+    for stage, dtype in optimized_stages.items():
+        found[f"plus {stage} {dtype}"] = partial(lora_plus, folder, stage, dtype)
     if world_size == 2 and find_spec("bitsandbytes"):
         found["other ranks"] = partial(refused_on_other_ranks, folder)
     return found

@@ -33,6 +33,11 @@ class OptimizerConfig(Section):
     warmup_ratio: Share = Field(
         0.0, description="Share of all updates with a growing learning rate; used when warmup_steps is 0."
     )
+    loraplus_lr_ratio: Positive | None = Field(
+        None,
+        description="LoRA+: learning rate of an adapter's B over that of its A, which is learning_rate; "
+        "arXiv 2402.12354 takes 16. Absent: both have one.",
+    )
     weight_decay: float = Field(0.0, ge=0.0)
     adam_beta1: Share = 0.9
     adam_beta2: Share = 0.999
@@ -50,7 +55,7 @@ class OptimizerConfig(Section):
     @property
     def layout(self) -> str:
         """What the optimizer's state in a checkpoint is of."""
-        return self.name
+        return self.name if self.loraplus_lr_ratio is None else f"{self.name} with loraplus_lr_ratio"
 
     @model_validator(mode="after")
     def _the_schedule_has_its_parameters(self) -> "OptimizerConfig":

@@ -169,6 +169,12 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _an_adapter_with_two_learning_rates(self) -> Self:
+        if self.optimizer.loraplus_lr_ratio is not None and self.model.lora is None:
+            raise ValueError("optimizer.loraplus_lr_ratio is of an adapter; add model.lora, or leave it out")
+        return self
+
+    @model_validator(mode="after")
     def _parameters_of_one_callback(self) -> Self:
         names = [callback.rpartition(":")[2] for callback in self.callbacks]
         for name in self.callbacks_params:

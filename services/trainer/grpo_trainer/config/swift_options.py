@@ -143,6 +143,7 @@ MS_SWIFT = PeerOptions(
         "target_regex": ("model.lora.target_modules", None),
         "target_parameters": ("model.lora.target_parameters", None),
         "use_rslora": ("model.lora.use_rslora", False),
+        "lorap_lr_ratio": ("optimizer.loraplus_lr_ratio", None),
         "adapters": ("model.lora.adapter", []),
         "quant_method": ("model.load_in_4bit", None),
         "quant_bits": ("model.load_in_4bit", None),
@@ -244,8 +245,7 @@ MS_SWIFT = PeerOptions(
                 "teacher_adapters teacher_model_type teacher_model_revision teacher_deepspeed"
             ),
             "vLLM serves no adapters with biases or whole modules, and no DoRA": "modules_to_save lora_bias use_dora",
-            "an adapter begins as zero, and has the model's dtype and one learning rate": "init_weights lora_dtype "
-            "lorap_lr_ratio",
+            "an adapter begins as zero, and has the model's dtype": "init_weights lora_dtype",
             "the reference of an adapter is the model without it: merge the first adapter into the model": (
                 "ref_adapters"
             ),

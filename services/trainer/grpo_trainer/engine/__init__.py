@@ -12,7 +12,7 @@ load_balancing.py        the load-balancing loss of a mixture of experts
 batch_loss.py            the loss of a micro-batch, in one pass through the output head or in two
 own_logprobs.py          the logprobs that the canary compares
 imitation.py             the loss of demonstrations beside the samples
-optimizers.py            the optimizer, and which parameters it decays
+optimizers.py            the optimizer: which parameters it decays, and the learning rate of each
 deepspeed_settings.py, schedule.py, random_state.py, state.py
                          settings, learning rate, random numbers, engine.json of a checkpoint
 one_reduction.py         gradients that are reduced once an update under ZeRO-3

@@ -1,4 +1,4 @@
-"""The optimizer of a run, and which parameters it decays.
+"""The optimizer of a run: which parameters it decays, and the learning rate of each.
 
 ZeRO gives an optimizer flat parts of tensors, in which parameters lie end to end. So those are offered that treat each
 number by itself, or blocks of numbers: Adafactor and Muon need the rows and columns of whole matrices.
@@ -14,6 +14,7 @@ from grpo_proto.checkpoint_layout import shape_of
 
 from ..config.optimization import OptimizerConfig
 from ..errors import UsageError
+from ..lora.adapter import is_b
 
 
 def check_optimizer(config: OptimizerConfig) -> None:
@@ -40,10 +41,25 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, eps=config.adam_epsilon, fused=True)
 
 
+def set_learning_rate(optimizer: Any, rate: float) -> None:
+    """Set the rate of the next update, of an optimizer of torch or DeepSpeed's around it."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["lr_ratio"]
+
+
 def _groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Biases and norms (parameters of one dimension) do not decay, as in transformers' Trainer."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    matrices = [parameter for parameter in parameters if len(shape_of(parameter)) > 1]
-    vectors = [parameter for parameter in parameters if len(shape_of(parameter)) <= 1]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    """Biases and norms (parameters of one dimension) do not decay, as in transformers' Trainer.
+
+    LoRA+ (arXiv 2402.12354) multiplies the learning rate of an adapter's B.
+    """
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    vectors = [parameter for _, parameter in trained if len(shape_of(parameter)) <= 1]
+    matrices = [(name, parameter) for name, parameter in trained if len(shape_of(parameter)) > 1]
+    faster = [parameter for name, parameter in matrices if config.loraplus_lr_ratio is not None and is_b(name)]
+    others = [parameter for name, parameter in matrices if config.loraplus_lr_ratio is None or not is_b(name)]
+    groups = [
+        {"params": others, "weight_decay": config.weight_decay, "lr_ratio": 1.0},
+        {"params": faster, "weight_decay": config.weight_decay, "lr_ratio": config.loraplus_lr_ratio},
+        {"params": vectors, "weight_decay": 0.0, "lr_ratio": 1.0},
+    ]
     return [group for group in groups if group["params"]]

@@ -47,7 +47,7 @@ from .family import has_experts
 from .imitation import Imitation
 from .model import load_policy, pieces_to_push
 from .one_reduction import OneReduction
-from .optimizers import make_optimizer
+from .optimizers import make_optimizer, set_learning_rate
 from .output_head import Policy
 from .prefix_sharing import prefix_sharing_for
 from .random_state import seed_everything
@@ -249,8 +249,7 @@ class TrainingEngine:
         Raises UpdateError after more than `max_skipped_updates` skipped updates in a row.
         """
         rate = self._rate_of(self.updates_done)
-        for group in self._engine.optimizer.param_groups:
-            group["lr"] = rate
+        set_learning_rate(self._engine.optimizer, rate)
         tally, mu = Tally(), imitation.mu if imitation else 0.0
         with self._reduction():
             for batch in micro_batches:

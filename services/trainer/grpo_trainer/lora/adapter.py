@@ -206,6 +206,11 @@ def is_adapter(name: str) -> bool:
     return ".lora_" in name
 
 
+def is_b(name: str) -> bool:
+    """Whether a parameter in memory is the B of an adapter, which begins as zero."""
+    return ".lora_B." in name
+
+
 def keep_adapter_only(_module: nn.Module, state: dict[str, Any], _prefix: str, _metadata: Mapping[str, Any]) -> None:
     """Remove the frozen model from a state dict, under all names of a tied tensor: a hook for a checkpoint."""
     for name in [name for name in state if not is_adapter(name)]:
