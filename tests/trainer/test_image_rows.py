@@ -13,7 +13,7 @@ from tests.tiny_vision_model import IMAGE, make_vision_tokenizer
 from tests.trainer.made_vision import picture
 
 from grpo_trainer.config.data import DataConfig
-from grpo_trainer.data.images import encoded
+from grpo_trainer.data.images import ImagesOfPrompts
 from grpo_trainer.data.repeats import repeats
 from grpo_trainer.data.row_store import RowStore
 from grpo_trainer.data.rows import load_prompt_rows
@@ -73,7 +73,7 @@ def load(tmp_path: Path) -> Load:
 def test_an_image_stands_where_the_row_says(load: Load, row: dict[str, Any], content: Any, images: list[str]):
     [found] = load({**row, "solution": "3"})
     assert found.prompt == user(content)
-    assert [encoded(source) for source in found.images] == images
+    assert ImagesOfPrompts(TOKEN_ID).encoded(found) == images
     assert found.token_ids.count(TOKEN_ID) == len(images)
     assert set(found.columns) == {"prompt", "solution"}, "a reward is sent no pictures"
     assert RED not in json.dumps(found.columns)

@@ -198,9 +198,14 @@ def test_defaults_of_an_older_version_are_named(capsys: pytest.CaptureFixture[st
         assert ("ms-swift before 3.12, where a model that may think or not does think" in said) == is_named
 
 
-def test_what_is_for_pictures_is_named_as_otherwise(capsys: pytest.CaptureFixture[str]):
-    _, said = imported(capsys, "MAX_PIXELS=9", "swift", "rlhf", *SWIFT, "--model", "m")
-    assert "otherwise: MAX_PIXELS=9: policies are language models without images" in said
+def test_pictures_get_smaller_and_what_is_frozen_otherwise_is_named(capsys: pytest.CaptureFixture[str]):
+    words = ["--model", "m", "--freeze_vit", "false", "--freeze_aligner", "true"]
+    run, said = imported(capsys, "MAX_PIXELS=602112", "FPS_MAX_FRAMES=4", "swift", "rlhf", *SWIFT, *words)
+    assert "max_image_pixels: 602112 " in run
+    assert "otherwise: FPS_MAX_FRAMES=4: an image is cut as the checkpoint's image processor says" in said
+    assert "otherwise: --freeze_vit false: the decoder is trained" in said
+    assert "--freeze_aligner true: so it is here" in said
+    assert "max_image_pixels: 9 " in imported(capsys, *SWIFT, "--model", "m", "--max_pixels", 9)[0]
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ async def _evaluated(held_out: HeldOut, sets: dict[str, EvalSet]) -> tuple[list[
             fleet,
             run=f"evaluate-{uuid.uuid4().hex[:12]}",
             log_dir=Path(folder),
-            image_token_id=held_out.image_token_id,
+            images=held_out.images,
         )
         await open_parts.enter_async_context(starting)
         await wait_for_rollout_servers(fleet, config.rollout.startup_timeout_s)

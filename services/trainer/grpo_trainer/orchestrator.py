@@ -92,7 +92,7 @@ class Orchestrator:
             self.fleet,
             run=trainer_id,
             log_dir=config.run_dir / "agents",
-            image_token_id=prepared.image_token_id,
+            images=prepared.images,
         )
         self._limits = PipelineLimits(
             groups_per_batch=config.rollout.groups_per_batch,
@@ -323,13 +323,13 @@ class Orchestrator:
                 self.config.canary,
                 shortest=max(self._prepared.rows.shortest_prompt, 1),
                 longest=self._prepared.rows.longest_prompt + self.config.rollout.max_completion_length,
-                image_token_id=self._prepared.image_token_id,
+                images=self._prepared.images,
             ),
             self.config.canary,
             session=self.fleet.session,
             version=version,
             temperature=self.config.rollout.temperature,
-            image_token_id=self._prepared.image_token_id,
+            image_token_id=self._prepared.images.token_id,
         )
 
 

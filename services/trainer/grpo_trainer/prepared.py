@@ -16,6 +16,7 @@ from .config.doubts import doubts
 from .config.run_config import RunConfig
 from .data.demonstrations import Example, check_context, load_demonstrations
 from .data.episode_rows import RowsOfEpisodes
+from .data.images import ImagesOfPrompts
 from .data.repeats import repeats
 from .data.run_rows import (
     HeldOutRows,
@@ -83,9 +84,8 @@ class Prepared:
         return number_of_steps(self.config, len(self.rows))
 
     @property
-    def image_token_id(self) -> int | None:
-        """The token that stands for each place of an image; None for a model that sees none."""
-        return image_token_of(self.family)
+    def images(self) -> ImagesOfPrompts:
+        return ImagesOfPrompts(image_token_of(self.family), self.config.data.max_image_pixels)
 
     @property
     def num_updates(self) -> int:
@@ -139,9 +139,8 @@ class HeldOut:
         _require(fleet, None, self.config, self.tokenizer, self.family, self.rows)
 
     @property
-    def image_token_id(self) -> int | None:
-        """The token that stands for each place of an image; None for a model that sees none."""
-        return image_token_of(self.family)
+    def images(self) -> ImagesOfPrompts:
+        return ImagesOfPrompts(image_token_of(self.family), self.config.data.max_image_pixels)
 
 
 def _require(

@@ -135,6 +135,9 @@ class DataConfig(Section):
     image_folder: str | None = Field(
         None, description="Folder of images with relative paths; absent: that of the dataset's file."
     )
+    max_image_pixels: int | None = Field(
+        None, ge=1, description="Pixels of an image; larger ones are made smaller. Absent: as the model takes them."
+    )
     shuffle: bool = Field(True, description="Shuffle the rows in every epoch, as a function of the seed.")
     difficulty: DifficultyConfig | None = Field(
         None, description="Remember which prompts are solved, and prefer those that sometimes are; absent: all alike."

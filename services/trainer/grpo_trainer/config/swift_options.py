@@ -87,6 +87,10 @@ MS_SWIFT = PeerOptions(
         "dataset": ("data.dataset", []),
         "val_dataset": ("data.eval_dataset", []),
         "split_dataset_ratio": ("data.eval_dataset", 0.0),
+        "max_pixels": ("data.max_image_pixels", None),
+        "freeze_vit": ("model.freeze_parameters_regex", True),
+        "freeze_aligner": ("model.freeze_parameters_regex", True),
+        "freeze_llm": ("model.freeze_parameters_regex", False),
         "columns": ("data.prompt_template", None),
         "use_chat_template": ("data.prompt_column", None),
         "system": ("data.system", None),
@@ -167,6 +171,8 @@ MS_SWIFT = PeerOptions(
         "vllm_disable_cascade_attn": ("--disable-cascade-attn", False),
         "vllm_speculative_config": ("--speculative-config", None),
         "vllm_reasoning_parser": ("--reasoning-parser", None),
+        "vllm_limit_mm_per_prompt": ("--limit-mm-per-prompt", None),
+        "vllm_mm_processor_cache_gb": ("--mm-processor-cache-gb", None),
     },
     not_needed=TRAINING_NOT_NEEDED
     | by_option(
@@ -206,8 +212,9 @@ MS_SWIFT = PeerOptions(
             "seq_kd gkd_logits_topk num_ppo_epochs whiten_rewards kl_coef vf_coef cliprange cliprange_value gamma lam "
             "num_mini_batches local_rollout_forward_batch_size num_sample_generations missing_eos_penalty mrl_dims "
             "enable_dft_loss enable_channel_loss",
-            "a language model is trained": "task_type num_labels problem_type freeze_vit freeze_llm freeze_aligner "
-            "vit_gradient_checkpointing vit_lr aligner_lr",
+            "a language model is trained, which answers in text": "task_type num_labels problem_type",
+            "the vision tower is frozen, as what joins it to the decoder": "vit_gradient_checkpointing vit_lr "
+            "aligner_lr",
             "read by other adapters than LoRA": "fourier_n_frequency fourier_scaling boft_block_size boft_block_num "
             "boft_n_butterfly_factor boft_dropout vera_rank vera_projection_prng_key vera_dropout vera_d_initial "
             "adapter_act adapter_length adalora_target_r adalora_init_r adalora_tinit adalora_tfinal adalora_deltaT "
@@ -257,8 +264,7 @@ MS_SWIFT = PeerOptions(
             "there is no padding to pack: deepspeed.share_prefixes computes each token once": "packing "
             "packing_length packing_strategy",
             "a sequence lies on one rank": "sequence_parallel_size zero_hpz_partition_size deepspeed_autotp_size",
-            "policies are language models without images": "max_pixels norm_bbox vllm_limit_mm_per_prompt "
-            "vllm_mm_processor_cache_gb",
+            "boxes in an image are text, as the row has them": "norm_bbox",
             "num_train_epochs is the number of epochs": "max_epochs",
             "evaluation samples held-out rows, see the section eval": "eval_use_evalscope eval_dataset "
             "eval_dataset_args eval_limit eval_generation_config extra_eval_args eval_metric",

@@ -10,15 +10,18 @@ row has images has them there.
 """
 
 import base64
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from grpo_proto.images import ImageError, check_header
+from grpo_proto.images import ImageError, decode_image, pixels_of
 
 from ..errors import RunError, UsageError
 from .messages import has_images
+from .prompt_row import PromptRow
 from .recipes import Message
 from .rendering import Prompt
 from .values import Row
@@ -130,8 +133,37 @@ class ImageColumn:
             return None
 
 
-def encoded(source: str) -> str:
-    """The base64 of an image's file. Raises RunError for one that cannot be read any more."""
+@dataclass(frozen=True)
+class ImagesOfPrompts:
+    """How the images of a prompt are sent to a policy whose token for each place of an image is `token_id`, None for
+    one that sees none. `max_pixels`: of an image; a larger one is made smaller; None for any."""
+
+    token_id: int | None = None
+    max_pixels: int | None = None
+
+    def encoded(self, row: PromptRow) -> list[str]:
+        """The base64 of each image's file. Raises RunError for one that cannot be read any more."""
+        return [self._fitted(_read(source)) for source in row.images]
+
+    def _fitted(self, encoded: str) -> str:
+        """The image with at most `max_pixels`, in lossless form, so that server and trainer still see the same."""
+        from PIL import Image
+
+        if self.max_pixels is None or pixels_of(encoded) <= self.max_pixels:
+            return encoded
+        image = decode_image(encoded)
+        scale = math.sqrt(self.max_pixels / (image.width * image.height))
+        size = max(int(image.width * scale), 1), max(int(image.height * scale), 1)
+        file = BytesIO()
+        image.resize(size, Image.Resampling.BICUBIC).save(file, "PNG")
+        return base64.b64encode(file.getvalue()).decode()
+
+
+SEES_NONE = ImagesOfPrompts()
+
+
+def _read(source: str) -> str:
+    """The base64 of an image's file."""
     if not source.startswith(_FILE):
         return source
     path = Path(source.removeprefix(_FILE))
@@ -146,7 +178,7 @@ def encoded(source: str) -> str:
 
 def _checked(text: str, where: str) -> str:
     try:
-        check_header(text)
+        pixels_of(text)
     except ImageError as error:
         raise UsageError(f"{where} has an image that cannot be used: {error}", hint=_HINT) from error
     return text

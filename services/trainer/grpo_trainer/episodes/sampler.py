@@ -24,6 +24,7 @@ from grpo_proto.client.sessions import SessionsClient
 from ..algorithm.sequences import Episode, Group, was_broken
 from ..config.episodes import EpisodesConfig
 from ..config.run_config import RunConfig
+from ..data.images import ImagesOfPrompts
 from ..errors import RunError
 from ..fleet.fleet import Fleet, Replica
 from ..sampling.sampler import Asked, Sampler
@@ -56,7 +57,7 @@ class Player(Protocol):
 
 
 def new_sampler(
-    config: RunConfig, fleet: Fleet, *, run: str, log_dir: Path, image_token_id: int | None
+    config: RunConfig, fleet: Fleet, *, run: str, log_dir: Path, images: ImagesOfPrompts
 ) -> tuple[Sampler, AbstractAsyncContextManager[None]]:
     """Make the sampler of a run file, and what it needs open while it samples: for episodes the users' files.
 
@@ -65,9 +66,7 @@ def new_sampler(
     retry_for_s = config.rollout.retry_for_s
     if config.episodes is None:
         deadline_s = config.rollout.request_deadline_s
-        stage = SingleTurn(
-            fleet, run_id=run, deadline_s=deadline_s, retry_for_s=retry_for_s, image_token_id=image_token_id
-        )
+        stage = SingleTurn(fleet, run_id=run, deadline_s=deadline_s, retry_for_s=retry_for_s, images=images)
         return stage, nullcontext()
     runner = EpisodeRunner(config.episodes, run=run, log_dir=log_dir)
     sampler = Episodes(fleet, runner, config.episodes, retry_for_s)

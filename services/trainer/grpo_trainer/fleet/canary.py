@@ -21,7 +21,7 @@ from ..algorithm.image_tokens import prompt_tokens
 from ..algorithm.sequences import Segment, Turn
 from ..config.run_config import RunConfig
 from ..config.weights import CanaryConfig
-from ..data.images import encoded
+from ..data.images import SEES_NONE, ImagesOfPrompts
 from ..data.prompt_row import PromptRow
 from ..errors import RunError
 from .fleet import Fleet
@@ -52,7 +52,7 @@ def canary_prompts(
     *,
     shortest: int,
     longest: int,
-    image_token_id: int | None = None,
+    images: ImagesOfPrompts = SEES_NONE,
 ) -> list[Prompt]:
     """Return `canary.num_prompts` prompts, the same in every call, with seeds. They span the lengths of the run.
 
@@ -64,14 +64,13 @@ def canary_prompts(
     steps = max(config.num_prompts - 1, 1)
     lengths = [last - (last - shortest) * number // steps for number in reversed(range(config.num_prompts))]
     prompts = [
-        Prompt(token_ids=_joined(rows, number, length, image_token_id), seed=number)
+        Prompt(token_ids=_joined(rows, number, length, images.token_id), seed=number)
         for number, length in enumerate(lengths)
     ]
     first_rows = [rows[number] for number in range(min(config.num_prompts, len(rows)))]
     seen = next((row for row in first_rows if row.images), None)
     if seen is not None:
-        images = [encoded(source) for source in seen.images]
-        prompts.append(Prompt(token_ids=seen.token_ids, images=images, seed=len(prompts)))
+        prompts.append(Prompt(token_ids=seen.token_ids, images=images.encoded(seen), seed=len(prompts)))
     return prompts
 
 

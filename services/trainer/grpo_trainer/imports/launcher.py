@@ -67,9 +67,13 @@ CONFIGS_OF_TRL: dict[str, tuple[int, str | None]] = {
     "fsdp2": (8, "fsdp"),
 }
 """The files that TRL brings for `--accelerate_config` → processes, and what shards."""
-OF_IMAGES = ("MAX_PIXELS", "MIN_PIXELS", "IMAGE_MAX_TOKEN_NUM", "VIDEO_MAX_TOKEN_NUM", "VIDEO_MAX_PIXELS",
+OF_IMAGES = ("MIN_PIXELS", "IMAGE_MAX_TOKEN_NUM", "VIDEO_MAX_TOKEN_NUM", "VIDEO_MAX_PIXELS",
              "FPS_MAX_FRAMES", "ENABLE_AUDIO_OUTPUT")  # fmt: skip
 """Variables that ms-swift reads for a model of pictures, films or sounds."""
+OTHER_IMAGES = (
+    "an image is cut as the checkpoint's image processor says, and made smaller before by data.max_image_pixels; there "
+    "are no films and no sounds"
+)
 RANKS_FIND_EACH_OTHER = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE")
 _OFF = (["false"], ["none"], ["0"], ["no"], ["main"])
 
@@ -189,7 +193,7 @@ def report_variables(run: RunFile, variables: Mapping[str, str], read: set[str])
         if name in read:
             continue
         if name in OF_IMAGES:
-            run.differs.append(f"{name}={value}: policies are language models without images")
+            run.differs.append(f"{name}={value}: {OTHER_IMAGES}")
         elif name in RANKS_FIND_EACH_OTHER:
             run.not_needed.append(f"{name}={value}: {WHERE_RANKS_MEET}")
         else:

@@ -28,6 +28,7 @@ from .shell_words import Command
 from .swift_chord import set_chord
 from .swift_episodes import set_swift_episodes
 from .swift_frozen import set_frozen
+from .swift_images import MAX_PIXELS, set_swift_images
 from .swift_rewards import set_swift_rewards
 from .swift_rows import LONGEST_PROMPT, set_swift_rows
 from .values import read, target_modules
@@ -93,6 +94,7 @@ def import_swift(command: Command, server: Command | None, expanded: set[str]) -
     training.set_schedule(options, run)
     training.set_best(options, run, evaluates=evaluates)
     set_chord(options, run, batch)
+    set_swift_images(options, run, variables)
     teacher = _set_teacher(options, run)
     arguments = set_swift_rewards(options, run)
     training.settle(run)
@@ -107,7 +109,7 @@ def import_swift(command: Command, server: Command | None, expanded: set[str]) -
     report_older_swift(options, run)
     for read_options in (options, launcher):
         report_rest(run, read_options)
-    report_variables(run, variables, _READ_VARIABLES | expanded)
+    report_variables(run, variables, _READ_VARIABLES | {MAX_PIXELS} | expanded)
     return run
 
 

@@ -20,7 +20,7 @@ from grpo_proto import (
 
 from ..algorithm.image_tokens import prompt_tokens
 from ..algorithm.sequences import Episode, Group, single_turn
-from ..data.images import encoded
+from ..data.images import SEES_NONE, ImagesOfPrompts
 from ..errors import RunError
 from ..fleet.fleet import Fleet, Replica
 from ..fleet.places import place
@@ -47,10 +47,15 @@ class SingleTurn:
     """How many times a single request may exceed its deadline; the last time it raises."""
 
     def __init__(
-        self, fleet: Fleet, *, run_id: str, deadline_s: float, retry_for_s: float, image_token_id: int | None = None
+        self,
+        fleet: Fleet,
+        *,
+        run_id: str,
+        deadline_s: float,
+        retry_for_s: float,
+        images: ImagesOfPrompts = SEES_NONE,
     ):
-        """`image_token_id`: the token of the policy that stands for each place of an image."""
-        self.fleet, self.run_id, self._image_token_id = fleet, run_id, image_token_id
+        self.fleet, self.run_id, self._images = fleet, run_id, images
         self.deadline_s, self.retry_for_s = deadline_s, retry_for_s
         self.lost_requests = 0
         self.suspects = Suspects()
@@ -74,7 +79,9 @@ class SingleTurn:
         """
         self._requests += 1
         request_id = f"{self.run_id}-{self.fleet.session}-{self._requests}"
-        request_in = partial(_request, min_version=min_version, n=n, sampling=sampling, deadline_s=self.deadline_s)
+        request_in = partial(
+            _request, images=self._images, min_version=min_version, n=n, sampling=sampling, deadline_s=self.deadline_s
+        )
         asked = [one for one in asked if not self.suspects.drops(one.row)]
         if not asked:
             return []
@@ -128,7 +135,7 @@ class SingleTurn:
                     request = request_in(left, self.fleet.session)
                 try:
                     response = await _answer(replica, request)
-                    found = _whole_groups(left, response, request, self._image_token_id)
+                    found = _whole_groups(left, response, request, self._images.token_id)
                     groups += found
                     left = _without(left, found)
                     if not left:
@@ -230,6 +237,7 @@ def _request(
     asked: Sequence[Asked],
     session: int,
     *,
+    images: ImagesOfPrompts,
     min_version: int | None,
     n: int,
     sampling: Sampling,
@@ -242,7 +250,7 @@ def _request(
         prompts=[
             Prompt(
                 token_ids=one.row.token_ids,
-                images=[encoded(source) for source in one.row.images],
+                images=images.encoded(one.row),
                 seed=one.seed,
                 traceparent=one.trace.traceparent,
             )
