@@ -19,8 +19,9 @@ MAX_IMAGE_BYTES = 32 * 2**20
 """Of one encoded file."""
 MAX_IMAGE_PIXELS = 2**26
 """Of one image: 67 million. A file of few bytes may declare more than any memory holds."""
-MAX_JPEG_SCANS = 100
-"""A progressive JPEG has about ten. Each costs a pass over all pixels, and as little as a hundred bytes."""
+MAX_SCANNED_PIXELS = 2**33
+"""Scans × pixels of a JPEG file: half a minute. A progressive one has about ten scans; each is a pass over all pixels,
+and may be a hundred bytes. Marks that look like a scan come by chance, one in 64 KiB of a video behind a photograph."""
 SCAN = b"\xff\xda"
 WHITE = (255, 255, 255)
 
@@ -74,8 +75,8 @@ def _open(encoded: str) -> "Image":
         raise ImageError(f"the file is broken: {_said(error)}") from error
     if image.width * image.height > MAX_IMAGE_PIXELS:
         raise _too_large(f"it has {image.width} × {image.height} pixels")
-    if image.format in ("JPEG", "MPO") and data.count(SCAN) > MAX_JPEG_SCANS:
-        raise ImageError(f"the JPEG file has more than {MAX_JPEG_SCANS} scans; save it anew, as a baseline JPEG")
+    if image.format in ("JPEG", "MPO") and data.count(SCAN) * image.width * image.height > MAX_SCANNED_PIXELS:
+        raise ImageError(f"the JPEG file has {data.count(SCAN)} scans, too many for its size; save it as baseline")
     return image
 
 
