@@ -26,6 +26,7 @@ RUNS = {
     "the demo of episodes": [CALCULATOR],
     "the same by a program": [CALCULATOR, EXAMPLES / "agent" / "agent.yaml"],
     "the same by a class for TRL": [CALCULATOR, EXAMPLES / "agent" / "trl.yaml"],
+    "pictures": [EXAMPLES / "colours" / "run.yaml"],
     "a game of several turns": [EXAMPLES / "textarena" / "run.yaml"],
 }
 

@@ -12,12 +12,13 @@ from tests.tiny_model import make_tokenizer
 from tests.tiny_vision_model import IMAGE, make_vision_tokenizer
 from tests.trainer.made_vision import picture
 
+from grpo_proto.images import decode_image
 from grpo_trainer.config.data import DataConfig
 from grpo_trainer.data.images import ImagesOfPrompts
 from grpo_trainer.data.repeats import repeats
 from grpo_trainer.data.row_store import RowStore
 from grpo_trainer.data.rows import load_prompt_rows
-from grpo_trainer.errors import UsageError
+from grpo_trainer.errors import RunError, UsageError
 
 TOKENIZER = make_vision_tokenizer()
 TOKEN_ID = TOKENIZER.convert_tokens_to_ids(IMAGE)
@@ -138,3 +139,20 @@ def test_a_model_that_sees_no_images_leaves_their_column_alone_and_refuses_its_n
     assert row.columns["images"] == ["pictures/none.png"]
     with pytest.raises(UsageError, match="the model sees no images"):
         load_prompt_rows(DataConfig(dataset=str(path), image_column="images"), make_tokenizer())
+
+
+def test_a_large_image_is_made_smaller_and_a_small_one_stays_as_it_is(load: Load):
+    large = picture(3, width=90, height=40)
+    [row] = load({"prompt": user("?"), "images": [large, RED]})
+    first, second = ImagesOfPrompts(TOKEN_ID, max_pixels=56 * 40).encoded(row)
+    shrunk = decode_image(first)
+    assert (shrunk.width, shrunk.height) == (70, 31)
+    assert second == RED
+    assert ImagesOfPrompts(TOKEN_ID).encoded(row) == [large, RED]
+
+
+def test_an_image_that_has_gone_ends_the_run_by_its_name(load: Load, tmp_path: Path):
+    [row] = load({"prompt": user("?"), "images": ["pictures/red.png"]})
+    (tmp_path / "pictures" / "red.png").unlink()
+    with pytest.raises(RunError, match=r"red.png of a row cannot be read any more: No such file"):
+        ImagesOfPrompts(TOKEN_ID).encoded(row)

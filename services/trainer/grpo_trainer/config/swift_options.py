@@ -172,7 +172,6 @@ MS_SWIFT = PeerOptions(
         "vllm_speculative_config": ("--speculative-config", None),
         "vllm_reasoning_parser": ("--reasoning-parser", None),
         "vllm_limit_mm_per_prompt": ("--limit-mm-per-prompt", None),
-        "vllm_mm_processor_cache_gb": ("--mm-processor-cache-gb", None),
     },
     not_needed=TRAINING_NOT_NEEDED
     | by_option(
@@ -184,6 +183,7 @@ MS_SWIFT = PeerOptions(
                 "vllm_enable_lora vllm_max_lora_rank"
             ),
             "one process holds the engine": "vllm_use_async_engine",
+            "a rollout server keeps no cache of images": "vllm_mm_processor_cache_gb",
             "rows are read once, before the first step": "dataset_num_proc load_from_cache_file streaming "
             "shuffle_buffer_size download_mode lazy_tokenize packing_num_proc strict val_dataset_shuffle "
             "train_dataloader_shuffle group_by_length padding_side",

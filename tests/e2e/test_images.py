@@ -1,0 +1,74 @@
+"""Questions about pictures, through the real services: the example of colours learns what only its pictures show."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.e2e.conftest import Stack, read_jsonl
+from tests.processes import free_port
+from tests.warm_python import warm_python
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.xdist_group("stack")]
+EXAMPLE = Path(__file__).parents[2] / "examples/colours"
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def colours(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[object]]:
+    """The words of a run of the example, for a server that serves its model."""
+    folder = tmp_path_factory.mktemp("colours")
+    for script, made in (("make_model.py", "model"), ("make_data.py", "data")):
+        subprocess.run([sys.executable, EXAMPLE / script, folder / made], check=True, timeout=120, capture_output=True)
+    with stack.rollout_server(folder / "rollout.log", port := free_port(), model=folder / "model") as server:
+        server.wait_until_live()
+        given = {
+            "model": {"name_or_path": str(folder / "model")},
+            "data": {
+                "dataset": str(folder / "data/train.jsonl"),
+                "eval_dataset": str(folder / "data/held_out.jsonl"),
+            },
+            "rollout": {"urls": [f"http://127.0.0.1:{port}"]},
+            "reward": {"url": stack.reward.url},
+            "canary": {"steps": 1},
+            "server": {"port": 0},
+        }
+        (folder / "here.yaml").write_text(yaml.safe_dump(given))
+        yield [EXAMPLE / "run.yaml", folder / "here.yaml"]
+
+
+def finished(log: Path, *words: object) -> tuple[int, str]:
+    command = warm_python("-m", "grpo_trainer", *words, output=log, environment={"OMP_NUM_THREADS": "1"})
+    try:
+        return command.wait(300.0), log.read_text()
+    finally:
+        command.kill()
+
+
+def test_a_policy_learns_to_look_and_its_servers_compute_what_it_does(colours: list[object], tmp_path: Path):
+    run_dir = tmp_path / "run"
+    flags = ("--run_dir", run_dir, "--max_steps", STEPS, "--checkpoint.save_steps", 3, "--eval.eval_steps", 0)
+    status, said = finished(tmp_path / "run.log", *colours, *flags)
+    assert status == 0, said
+    steps = [row for row in read_jsonl(run_dir / "metrics.jsonl") if "loss" in row]
+    assert [row["step"] for row in steps] == list(range(1, STEPS + 1))
+    assert max(row["canary/logprob_difference_max"] for row in steps) < 1e-4  # one of its prompts has a picture
+    accuracies = [row["accuracy"] for row in steps]
+    assert accuracies[0] < 0.6 < 0.8 < accuracies[-1], accuracies
+    assert all(row["tokens/shared_ratio"] > 0.8 for row in steps), "a group shares its picture"
+    first = read_jsonl(run_dir / "completions.jsonl")[0]
+    question = {"type": "text", "text": "Which colour?"}
+    assert first["prompt"] == [{"role": "user", "content": [{"type": "image"}, question]}]
+
+    status, said = finished(tmp_path / "more.log", *colours, *flags[:2], "--max_steps", STEPS + 1, "--resume")
+    assert status == 0, said
+    assert read_jsonl(run_dir / "metrics.jsonl")[-1]["step"] == STEPS + 1
+    assert (run_dir / "model" / "processor_config.json").is_file(), "the saved model sees images too"
+
+    status, said = finished(tmp_path / "evaluate.log", "evaluate", *colours, "--run_dir", tmp_path / "none")
+    assert status == 0, said
+    [greedy] = [float(line.split()[1]) for line in said.splitlines() if line.startswith("eval_greedy ")]
+    assert greedy > 0.9, said
