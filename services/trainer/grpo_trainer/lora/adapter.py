@@ -90,7 +90,12 @@ class Adapter:
                 shown = target.removesuffix(".weight") if target in wanted else target
                 raise UsageError(f"model.lora targets {shown}, which matches nothing in the model", hint=HINT)
         if config.target_modules == ALL_LINEAR:
-            frozen = {name: tensor for name, tensor in self.base_tensors().items() if name not in self.layers}
+            of_decoder = {id(tensor) for tensor in self.model.get_decoder().parameters()}
+            frozen = {
+                name: tensor
+                for name, tensor in self.base_tensors().items()
+                if name not in self.layers and id(tensor) in of_decoder
+            }
             # ZeRO-3 shards the parameter itself.
             missed = [name for name, tensor in frozen.items() if len(getattr(tensor, "ds_shape", tensor.shape)) > 2]
             if missed:
