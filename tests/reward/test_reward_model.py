@@ -300,6 +300,13 @@ async def test_without_torch_the_start_says_what_to_install(tmp_path, monkeypatc
         await started(tmp_path)
 
 
+async def test_a_model_that_ends_the_process_while_it_loads_is_named(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("import os\nos._exit(9)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(ExecutorUnavailable, match=rf"died while it loaded --reward-model large={tmp_path}$"):
+        await started(f"large={tmp_path}")
+
+
 def test_a_model_that_cannot_be_padded_is_asked_one_text_at_a_time(tmp_path, monkeypatch):
     """transformers refuses several at once."""
     model = make_classifier(pad_token_id=None)
