@@ -13,9 +13,11 @@ from grpo_proto.images import decode_image
 from grpo_trainer.algorithm.batching import collate
 from grpo_trainer.algorithm.image_tokens import are_places
 from grpo_trainer.algorithm.sequences import TrainingSequence
+from grpo_trainer.config.lora import LoraConfig
 from grpo_trainer.engine.family import IMAGE_FAMILIES
 from grpo_trainer.engine.images import VisionTower
 from grpo_trainer.engine.output_head import Policy
+from grpo_trainer.lora.adapter import Adapter
 
 CPU = torch.device("cpu")
 
@@ -68,3 +70,11 @@ def test_an_update_with_images_is_what_transformers_computes_shared_or_not(name:
 
 def test_the_families_are_those_that_are_tried():
     assert set(FAMILIES) == set(IMAGE_FAMILIES)
+
+
+def test_an_adapter_of_all_linear_layers_is_on_the_decoder_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    model = save_family("qwen2_vl", tmp_path)
+    adapter = Adapter(model, LoraConfig(r=4, alpha=8), base_name="tiny", seed=1)
+    assert adapter.layers
+    assert all(name.startswith("model.language_model.") for name in adapter.layers)
+    assert "fused" not in caplog.text
