@@ -19,7 +19,7 @@ prefixes.py   each token computed once, against a padded row for each sequence
 quantized.py  an adapter on a model in NF4, against the same weights in bf16
 throughput.py memory, tokens/s and MFU at three sizes
 families.py   pushes to models of several families, as `make families` makes them, eager and in CUDA graphs
-whole_run.py  a run through the three services, vLLM on the trainer's GPU
+whole_run.py  runs through the three services, vLLM on the trainer's GPU: of text, and of pictures
 lost_members.py  a trainer and one of two servers, killed and frozen in a push of large tensors
 zero3.py      ZeRO-3 over two GPUs against one
 several_gpus.py  a push's transfer to a second GPU, its digest, a lost member

@@ -141,6 +141,11 @@ BOUNDS: dict[str, Mapping[str, Bound]] = {
         "canary, mean difference": at_most(CANARY),
         "pushes that the server lacks": at_most(0),
     },
+    "pictures_on_one_gpu": {
+        "steps": at_least(12),
+        "canary, mean difference": at_most(CANARY),
+        "accuracy at the end": at_least(0.8),
+    },
     "zero3_over_nccl": {
         "loss, difference": at_most(1e-4),
         "gradient norm, relative difference": at_most(1e-3),

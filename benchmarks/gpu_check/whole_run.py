@@ -1,4 +1,4 @@
-"""A whole run through the three services, vLLM on the trainer's GPU."""
+"""Whole runs through the three services, vLLM on the trainer's GPU: of text, and of pictures."""
 
 import json
 import math
@@ -14,7 +14,9 @@ from .check import Check, Figures, Needs, Place, check
 from .runner import ROOT
 
 STEPS, TIMEOUT_S = 3, 400.0
+PICTURE_STEPS = 12
 PLUGIN = ROOT / "tests/e2e/letters_reward.py"
+COLOURS = ROOT / "examples/colours"
 
 
 @check(
@@ -38,7 +40,7 @@ def whole_run_on_one_gpu(place: Place) -> Figures:
     ):
         wait_until_live(reward)
         wait_until_live(rollout)
-        _train(place, rollout.url, reward.url, gpus)
+        _train(place, gpus, _written(place.folder, _settings(place.folder, rollout.url, reward.url)))
         state = state_of(rollout.url)
     rows = [json.loads(line) for line in (place.folder / "run/metrics.jsonl").read_text().splitlines()]
     return {
@@ -51,13 +53,58 @@ def whole_run_on_one_gpu(place: Place) -> Figures:
     }
 
 
-def _train(place: Place, rollout_url: str, reward_url: str, gpus: list[str]) -> None:
+@check(
+    needs=Needs(memory_gib=16.0, packages=("deepspeed", "vllm", "grpo_rollout", "grpo_reward")),
+    timeout_s=1200.0,
+    light=False,
+)
+def pictures_on_one_gpu(place: Place) -> Figures:
+    """The example of colours, whose questions are answered by who looks at their pictures, with vLLM on the same GPU"""
+    from tests.processes import free_port, reward_command, service
+
+    from .served import rollout_server, visible_gpus, wait_until_live
+
+    for script, made in (("make_model.py", "model"), ("make_data.py", "data")):
+        command = [sys.executable, str(COLOURS / script), str(place.folder / made)]
+        subprocess.run(command, cwd=ROOT, check=True, stdout=sys.stderr, timeout=TIMEOUT_S)
+    gpus, port = visible_gpus()[:1], free_port()
+    with (
+        rollout_server(place.folder / "model", place, gpus=gpus) as rollout,
+        service(reward_command(port), place.folder / "reward.log", port=port) as reward,
+    ):
+        wait_until_live(reward)
+        wait_until_live(rollout)
+        here = {
+            "run_dir": str(place.folder / "run"),
+            "max_steps": PICTURE_STEPS,
+            "model": {"name_or_path": str(place.folder / "model"), "dtype": "bfloat16"},
+            "data": {"dataset": str(place.folder / "data/train.jsonl"), "eval_dataset": None},
+            "rollout": {"urls": [rollout.url]},
+            "reward": {"url": reward.url},
+            "canary": {"steps": 1},
+            "eval": {"eval_steps": 0},
+            "server": {"port": 0},
+        }
+        _train(place, gpus, COLOURS / "run.yaml", _written(place.folder, here))
+    rows = [json.loads(line) for line in (place.folder / "run/metrics.jsonl").read_text().splitlines()]
+    return {
+        "steps": float(len(rows) - 1),
+        "canary, mean difference": max(row.get("canary/logprob_difference_mean", math.nan) for row in rows),
+        "accuracy at the end": rows[-1].get("accuracy", math.nan),
+    }
+
+
+def _written(folder: Path, settings: dict[str, Any]) -> Path:
+    run_file = folder / "run.yaml"
+    run_file.write_text(yaml.safe_dump(settings))
+    return run_file
+
+
+def _train(place: Place, gpus: list[str], *run_files: Path) -> None:
     """Raises RuntimeError when the run ends with another status than 0. Its output goes to this process's errors."""
     rows = [{"prompt": f"write {number}", "target": number} for number in range(16)]
     (place.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run_file = place.folder / "run.yaml"
-    run_file.write_text(yaml.safe_dump(_settings(place.folder, rollout_url, reward_url)))
-    command = [sys.executable, "-m", "grpo_trainer", str(run_file)]
+    command = [sys.executable, "-m", "grpo_trainer", *map(str, run_files)]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
     ended = subprocess.run(command, cwd=ROOT, env=environment, stdout=sys.stderr, timeout=TIMEOUT_S)
     if ended.returncode != 0:
@@ -82,4 +129,4 @@ def _settings(folder: Path, rollout_url: str, reward_url: str) -> dict[str, Any]
     }  # fmt: skip
 
 
-CHECKS: list[Check] = [whole_run_on_one_gpu]
+CHECKS: list[Check] = [whole_run_on_one_gpu, pictures_on_one_gpu]
