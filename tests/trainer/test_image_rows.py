@@ -19,6 +19,7 @@ from grpo_trainer.data.repeats import repeats
 from grpo_trainer.data.row_store import RowStore
 from grpo_trainer.data.rows import load_prompt_rows
 from grpo_trainer.errors import RunError, UsageError
+from grpo_trainer.observe.report_samples import prompt_text
 
 TOKENIZER = make_vision_tokenizer()
 TOKEN_ID = TOKENIZER.convert_tokens_to_ids(IMAGE)
@@ -156,3 +157,7 @@ def test_an_image_that_has_gone_ends_the_run_by_its_name(load: Load, tmp_path: P
     (tmp_path / "pictures" / "red.png").unlink()
     with pytest.raises(RunError, match=r"red.png of a row cannot be read any more: No such file"):
         ImagesOfPrompts(TOKEN_ID).encoded(row)
+
+
+def test_a_page_shows_where_an_image_stands():
+    assert prompt_text(user([text("Is "), PLACE, text(" red?")])) == "[user]\nIs <image> red?"

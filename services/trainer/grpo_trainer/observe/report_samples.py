@@ -171,9 +171,13 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def _part_text(part: Mapping[str, Any]) -> str:
+    return str(part["text"]) if "text" in part else f"<{part.get('type')}>"
+
+
 def _message_text(message: Mapping[str, Any]) -> str:
-    """The content, and the tool calls as JSON below it."""
+    """The content, `<image>` for an image, and the tool calls as JSON below it."""
     content = message.get("content") or ""
-    text = content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in content)
+    text = content if isinstance(content, str) else "".join(map(_part_text, content))
     calls = [json.dumps(call.get("function", call), ensure_ascii=False) for call in message.get("tool_calls") or []]
     return "\n".join(filter(None, [text, *calls]))
