@@ -85,16 +85,18 @@ def _on_cpu(config: ColdStartConfig, *, gpu_present: bool) -> bool:
 
 def _load(config: ColdStartConfig) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+    from transformers import AutoConfig, AutoTokenizer, set_seed
 
     from ..data.tokenizer import chat_template
+    from ..engine.family import auto_class_of
 
     set_seed(config.seed)
     name, trusted = config.model.name_or_path, config.model.trust_remote_code
     template = chat_template(config.model)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trusted)
-        model = AutoModelForCausalLM.from_pretrained(
+        family = AutoConfig.from_pretrained(name, trust_remote_code=trusted)
+        model = auto_class_of(family).from_pretrained(
             name,
             # bfloat16 weights would lose Adam's small updates.
             dtype=torch.float32,
