@@ -54,7 +54,16 @@ ARROWS = {
     "data": {"config"},
     "config": set[str](),
 }
-GROUND = {"errors", "atomic_file", "kept_identity", "model_files", "group_trace", "extension", "parameters"}
+GROUND = {
+    "errors",
+    "atomic_file",
+    "kept_identity",
+    "model_class",
+    "model_files",
+    "group_trace",
+    "extension",
+    "parameters",
+}
 
 
 def trainer_imports(path: Path) -> set[str]:

@@ -13,9 +13,12 @@ from PIL import Image
 from tests.tiny_vision_model import save_tiny_vision_model
 from tests.trainer.made_episodes import VERSION, decided
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.configuration_idefics3 import Idefics3VisionConfig
+from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
@@ -119,9 +122,54 @@ def _internvl() -> tuple[Any, Any]:
     return config, GotOcr2ImageProcessorPil(size={"height": 28, "width": 28}, crop_to_patches=True, max_patches=3)
 
 
+def _mistral3() -> tuple[Any, Any]:
+    vision = {**CLIP, "image_size": 56, "head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    config = transformers.Mistral3Config(
+        vision_config={**vision, "model_type": "pixtral"}, text_config=transformers.MistralConfig(**TEXT),
+        image_token_index=IMAGE_TOKEN, spatial_merge_size=2, vision_feature_layer=-1, tie_word_embeddings=False,
+    )  # fmt: skip
+    return config, PixtralImageProcessorPil(size={"longest_edge": 56}, patch_size={"height": 14, "width": 14})
+
+
+def _llava_next() -> tuple[Any, Any]:
+    config = transformers.LlavaNextConfig(
+        vision_config=transformers.CLIPVisionConfig(**CLIP), text_config=transformers.LlamaConfig(**TEXT),
+        image_token_index=IMAGE_TOKEN, image_grid_pinpoints=[[28, 56], [56, 28]], vision_feature_layer=-1,
+        vision_feature_select_strategy="default", tie_word_embeddings=False,
+    )  # fmt: skip
+    size = {"crop_size": {"height": 28, "width": 28}, "size": {"shortest_edge": 28}}
+    return config, LlavaNextImageProcessorPil(**size, image_grid_pinpoints=[[28, 56], [56, 28]])
+
+
+def _glm4v() -> tuple[Any, Any]:
+    vision = {
+        "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64,
+        "image_size": 56, **PATCHES,
+    }  # fmt: skip
+    text = {**IN_SPACE, "rope_parameters": {**IN_SPACE["rope_parameters"], "partial_rotary_factor": 1.0}}
+    config = transformers.Glm4vConfig(
+        text_config=text, vision_config=vision, tie_word_embeddings=False, image_token_id=IMAGE_TOKEN,
+        image_start_token_id=97, image_end_token_id=96, video_start_token_id=95, video_end_token_id=94,
+    )  # fmt: skip
+    return config, Glm4vImageProcessorPil(size={"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 32})
+
+
+def _qwen3_vl_moe() -> tuple[Any, Any]:
+    dense, processor = _qwen3_vl()
+    text = dense.text_config.to_dict() | {
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "model_type": "qwen3_vl_moe_text",
+    }  # fmt: skip
+    vision = dense.vision_config.to_dict() | {"model_type": "qwen3_vl_moe"}
+    config = transformers.Qwen3VLMoeConfig(
+        text_config=text, vision_config=vision, tie_word_embeddings=False, **QWEN_TOKENS
+    )
+    return config, processor
+
+
 FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {
     "idefics3": _idefics3, "smolvlm": _smolvlm, "qwen2_vl": _qwen2_vl, "qwen2_5_vl": _qwen2_5_vl,
     "qwen3_vl": _qwen3_vl, "llava": _llava, "llava_onevision": _llava_onevision, "internvl": _internvl,
+    "mistral3": _mistral3, "llava_next": _llava_next, "glm4v": _glm4v, "qwen3_vl_moe": _qwen3_vl_moe,
 }  # fmt: skip
 
 

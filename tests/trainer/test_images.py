@@ -72,9 +72,11 @@ def test_the_families_are_those_that_are_tried():
     assert set(FAMILIES) == set(IMAGE_FAMILIES)
 
 
-def test_an_adapter_of_all_linear_layers_is_on_the_decoder_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    model = save_family("qwen2_vl", tmp_path)
-    adapter = Adapter(model, LoraConfig(r=4, alpha=8), base_name="tiny", seed=1)
-    assert adapter.layers
-    assert all(name.startswith("model.language_model.") for name in adapter.layers)
+@pytest.mark.parametrize("target", ["all-linear", ["q_proj", "v_proj"]])
+def test_an_adapter_is_on_the_decoder_alone(target: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """A tower may have layers of the same names, and the update computes nothing of it."""
+    model = save_family("smolvlm", tmp_path)
+    adapter = Adapter(model, LoraConfig(r=4, alpha=8, target_modules=target), base_name="tiny", seed=1)
+    assert len(adapter.layers) == 2 * (7 if target == "all-linear" else 2)
+    assert all(name.startswith("model.text_model.") for name in adapter.layers)
     assert "fused" not in caplog.text

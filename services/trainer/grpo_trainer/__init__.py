@@ -23,9 +23,9 @@ __main__.py → start.py → run.py
                  how a run begins; prepared.py, what it and a dry run do before the model is loaded; dry_run.py, what a
                  run would do; evaluate.py, what is served now, on a run's held-out rows; launch.py is torchrun with our
                  exit status
-errors.py, atomic_file.py, kept_identity.py, model_files.py, group_trace.py, extension.py, parameters.py
-                 how a run ends early; files that are whole; who a run is; the files of a saved model; the trace of a
-                 group; a user's own as FILE.py:NAME, and what a run file gives it
+errors.py, atomic_file.py, kept_identity.py, model_files.py, model_class.py, group_trace.py, extension.py, parameters.py
+                 how a run ends early; files that are whole; who a run is; the files of a saved model, and which class
+                 loads one; the trace of a group; a user's own as FILE.py:NAME, and what a run file gives it
 
 A folder imports only from those below it: `tests/test_architecture.py` holds the arrows.
 """

@@ -26,7 +26,7 @@ from .checkpoint.files import list_steps
 from .config.run_config import RunConfig
 from .data.prompt_row import PromptRow
 from .engine.deepspeed_settings import deepspeed_settings
-from .engine.family import auto_class_of, load_family, no_model
+from .engine.family import load_family, no_model
 from .engine.model import pieces_to_push
 from .engine.trained_parameters import trained_parameters
 from .episodes.runner import EpisodeRunner
@@ -38,6 +38,7 @@ from .fleet.push_plan import plan_push
 from .fleet.wrong_server import wrong_server
 from .lora.adapter import Adapter
 from .lora.nf4 import nf4_bytes, quantizable
+from .model_class import auto_class_of
 from .model_files import NF4_MARK
 from .observe.server import checked_tokens
 from .prepared import Prepared

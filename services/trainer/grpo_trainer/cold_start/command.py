@@ -20,6 +20,7 @@ from ..config.cold_start import ColdStartConfig
 from ..config.settings import read_config
 from ..data.demonstrations import load_examples
 from ..errors import RunError, UsageError, model_error_class
+from ..model_class import auto_class_of
 from ..model_files import ModelFiles
 from ..ranks.launch import environment_rank
 
@@ -88,7 +89,6 @@ def _load(config: ColdStartConfig) -> tuple["PreTrainedModel", "PreTrainedTokeni
     from transformers import AutoConfig, AutoTokenizer, set_seed
 
     from ..data.tokenizer import chat_template
-    from ..engine.family import auto_class_of
 
     set_seed(config.seed)
     name, trusted = config.model.name_or_path, config.model.trust_remote_code

@@ -2,14 +2,16 @@
 
 from typing import Any
 
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
-from transformers.models.auto.auto_factory import _BaseAutoModelClass
+from transformers import AutoConfig, PretrainedConfig
 
 from ..config.model import ModelConfig
 from ..errors import TrainerError, UsageError, model_error_class
 from ..model_files import what_it_is
 
-IMAGE_FAMILIES = ("idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "llava_onevision", "internvl")
+IMAGE_FAMILIES = (
+    "idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "llava", "llava_next",
+    "llava_onevision", "internvl", "mistral3", "glm4v",
+)  # fmt: skip
 """Model types with whose images the trainer computes what transformers does: tests/trainer/test_images.py.
 
 A family whose images see each other ahead (gemma3, paligemma) or whose decoder reads them otherwise (mllama) would go
@@ -25,13 +27,6 @@ def load_family(config: ModelConfig) -> PretrainedConfig:
         return family
     except (OSError, ValueError) as error:
         raise no_model(config, error) from error
-
-
-def auto_class_of(family: PretrainedConfig) -> type[_BaseAutoModelClass]:
-    """Return transformers' class that loads the family: most vision-language ones have one of their own."""
-    of_text = type(family) in AutoModelForCausalLM._model_mapping
-    found: type[_BaseAutoModelClass] = AutoModelForCausalLM if of_text else AutoModelForImageTextToText
-    return found
 
 
 def has_experts(family: PretrainedConfig) -> bool:

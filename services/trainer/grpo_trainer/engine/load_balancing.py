@@ -19,7 +19,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from ..config.algorithm import AlgorithmConfig
 from ..errors import RunError, UsageError
-from .family import auto_class_of, has_experts
+from ..model_class import auto_class_of
+from .family import has_experts
 
 log = logging.getLogger(__name__)
 

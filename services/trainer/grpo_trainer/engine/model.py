@@ -15,7 +15,7 @@ from grpo_proto.checkpoint_layout import LayoutError, Piece, checkpoint_layout
 
 from ..config.model import ModelConfig
 from ..errors import UsageError, model_error_class
-from .family import auto_class_of
+from ..model_class import auto_class_of
 from .output_head import Policy
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ are not lost, and the forward pass rounds as a rollout server does.
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,9 @@ class Adapter:
         self._config = peft.LoraConfig(
             r=config.r,
             lora_alpha=config.alpha,
-            target_modules=linear_layers(model) if config.target_modules == ALL_LINEAR else config.target_modules,
+            target_modules=linear_layers(model)
+            if config.target_modules == ALL_LINEAR
+            else of_text_alone(model, config.target_modules),
             target_parameters=config.target_parameters or None,
             lora_dropout=config.dropout,
             use_rslora=config.use_rslora,
@@ -193,6 +195,20 @@ class Adapter:
     def _enable(self, *, enabled: bool) -> None:
         for layer in self.layers.values():
             layer.enable_adapters(enabled)
+
+
+def of_text_alone(model: nn.Module, targets: str | Sequence[str]) -> str | list[str]:
+    """Return `targets`; where some of these names are layers of a vision tower, too, which is frozen, the whole names
+    of the others."""
+    if isinstance(targets, str):
+        return targets
+    of_text = {*model.get_decoder().modules(), model.get_output_embeddings()}
+    matched = [
+        (name, module in of_text)
+        for name, module in model.named_modules()
+        if any(name == target or name.endswith(f".{target}") for target in targets)
+    ]
+    return list(targets) if all(inside for _, inside in matched) else [name for name, inside in matched if inside]
 
 
 def linear_layers(model: nn.Module) -> list[str]:
