@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 TRIED_FAMILIES = (
     "qwen2", "qwen3", "llama", "mistral", "phi3", "gemma2", "gemma3_text", "olmo2", "granite", "smollm3", "glm4",
-    "gemma3", "qwen3_moe", "mixtral", "gpt_oss", "qwen3_next", "qwen3_5_text",
+    "gemma3", "qwen3_moe", "mixtral", "gpt_oss", "qwen3_next", "qwen3_5_text", "idefics3", "qwen2_5_vl", "qwen3_vl",
 )  # fmt: skip
 """Model types whose row in docs/model-families.md says that a push leaves them equal."""
 
