@@ -14,7 +14,6 @@ from grpo_trainer.algorithm.surrogates.clipped import clipped
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.model import ModelConfig
 from grpo_trainer.config.optimization import OptimizerConfig
-from grpo_trainer.engine import training_engine as engine_module
 from grpo_trainer.engine.images import VisionTower
 from grpo_trainer.engine.model import load_policy
 
@@ -30,19 +29,14 @@ def vision_sequences() -> list[TrainingSequence]:
 
 def seen(folder: Path, stage: int) -> dict[str, Any]:
     """Plain descent with a huge rate; the ranks have unequal numbers of images."""
-    adamw = engine_module.adamw
-    engine_module.adamw = lambda policy, config: torch.optim.SGD(
-        [one for one in policy.parameters() if one.requires_grad], lr=config.learning_rate
-    )
     engine = new_engine(
         folder,
         stage=stage,
         model="vision",
-        optimizer=OptimizerConfig(learning_rate=SCALE, max_grad_norm=1e9),
+        optimizer=OptimizerConfig(name="sgd", learning_rate=SCALE, max_grad_norm=1e9),
         algorithm=ALGORITHM,
         gradient_checkpointing=True,
     )
-    engine_module.adamw = adamw
     tower = VisionTower.of(engine.policy.model, str(folder / "vision"), device=engine.device, sharded=stage == 3)
     assert tower is not None
     looks = Looks(tower)
