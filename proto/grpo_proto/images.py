@@ -12,6 +12,8 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from PIL.Image import Image
 
 FORMATS = ("PNG", "JPEG", "WEBP")
@@ -36,6 +38,14 @@ def pixels_of(encoded: str) -> int:
     return width * height
 
 
+def pixels_of_file(path: "Path") -> int:
+    """The same of a file that is not encoded. Raises ImageError, for one that cannot be read, too."""
+    with _identified(path) as image:
+        if path.stat().st_size > MAX_IMAGE_BYTES:
+            raise ImageError(f"the file is larger than {MAX_IMAGE_BYTES} bytes; send a smaller one")
+        return image.width * image.height
+
+
 def decode_image(encoded: str) -> "Image":
     """Return the picture in mode RGB, without metadata, so that nobody turns it a second time. Raises ImageError."""
     from PIL import ImageOps
@@ -56,16 +66,24 @@ def decode_image(encoded: str) -> "Image":
 
 def _open(encoded: str) -> "Image":
     """Read the header. Raises ImageError for what is no file of the formats, or is too large."""
-    from PIL import Image, UnidentifiedImageError
-
     if len(encoded) * 3 // 4 > MAX_IMAGE_BYTES:
         raise ImageError(f"the file is larger than {MAX_IMAGE_BYTES} bytes; send a smaller one")
     try:
         data = base64.b64decode(encoded, validate=True)
     except ValueError as error:
         raise ImageError(f"it is not standard base64 ({error}): send the file's alone, without data:…") from error
+    image = _identified(BytesIO(data))
+    if image.format in ("JPEG", "MPO") and data.count(SCAN) * image.width * image.height > MAX_SCANNED_PIXELS:
+        raise ImageError(f"the JPEG file has {data.count(SCAN)} scans, too many for its size; save it as baseline")
+    return image
+
+
+def _identified(file: "BytesIO | Path") -> "Image":
+    """Read the header of a file, without its pixels. Raises ImageError as `_open` does."""
+    from PIL import Image, UnidentifiedImageError
+
     try:
-        image = Image.open(BytesIO(data), formats=FORMATS)
+        image = Image.open(file, formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _too_large(str(error)) from error
     except UnidentifiedImageError as error:
@@ -75,8 +93,6 @@ def _open(encoded: str) -> "Image":
         raise ImageError(f"the file is broken: {_said(error)}") from error
     if image.width * image.height > MAX_IMAGE_PIXELS:
         raise _too_large(f"it has {image.width} × {image.height} pixels")
-    if image.format in ("JPEG", "MPO") and data.count(SCAN) * image.width * image.height > MAX_SCANNED_PIXELS:
-        raise ImageError(f"the JPEG file has {data.count(SCAN)} scans, too many for its size; save it as baseline")
     return image
 
 

@@ -13,3 +13,5 @@ EXPORTED = {
 """ZeRO stage and dtype of an export, and its model."""
 BALANCED = [0, 3]
 """ZeRO stage of updates that balance experts."""
+SEEN = [(0, "mixed"), (2, "mixed"), (3, "mixed"), (3, "one rank sees")]
+"""ZeRO stage, and which ranks have images."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from deepspeed.runtime.zero import stage3
-from tests.trainer.engine_cases import BALANCED, EXPORTED, SHARED
+from tests.trainer.engine_cases import BALANCED, EXPORTED, SEEN, SHARED
 from tests.trainer.made_engines import (
     LayerPasses,
     balanced,
@@ -374,7 +374,7 @@ def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
             shared = partial(gradient, folder, stage, 80, True, 20, share="auto", **read)
             found[f"gradient {stage} 80 True 20 shared"] = shared
             found[f"gradient {stage} 80 True 20 imitation"] = partial(shared, imitates=True)
-        found |= {f"seen {stage}": partial(seen, folder, stage) for stage in (0, 2, 3)}
+        found |= {f"seen {stage} {kind}": partial(seen, folder, stage, kind) for stage, kind in SEEN}
         found["unread"] = partial(unread, folder)
         for name, model in EXPORTED.items():
             stage, dtype, *_ = name.split()

@@ -1,5 +1,6 @@
 """The gradient of an update with images, on the ranks of an engine and by one model alone."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,16 @@ PLACES = 20
 """Of a picture under the processor of `tiny_vision_model.py`: five tiles."""
 
 
-def vision_sequences() -> list[TrainingSequence]:
-    return seen_sequences(lambda _: PLACES, image_token=6)
+def vision_sequences(kind: str = "mixed") -> list[TrainingSequence]:
+    """`one rank sees`: the images are those of one group, and all others are text."""
+    sequences = seen_sequences(lambda _: PLACES, image_token=6)
+    if kind == "mixed":
+        return sequences
+    text = [one for one in sequences if not one.images]
+    return [replace(one, episode=number) for number, one in enumerate([*sequences[:2], *text * 4])]
 
 
-def seen(folder: Path, stage: int) -> dict[str, Any]:
+def seen(folder: Path, stage: int, kind: str = "mixed") -> dict[str, Any]:
     """Plain descent with a huge rate; the ranks have unequal numbers of images."""
     engine = new_engine(
         folder,
@@ -41,7 +47,7 @@ def seen(folder: Path, stage: int) -> dict[str, Any]:
     assert tower is not None
     looks = Looks(tower)
     updates = build_updates(
-        vision_sequences(),
+        vision_sequences(kind),
         tokens_per_micro_batch=80,
         rank=engine.rank,
         world_size=engine.world_size,
@@ -54,7 +60,7 @@ def seen(folder: Path, stage: int) -> dict[str, Any]:
     after = weights(engine)
     found = {name: (before[name].double() - after[name].double()) / SCALE for name in before}
     if engine.rank == 0:
-        torch.save(found, folder / f"seen-{stage}.pt")
+        torch.save(found, folder / f"seen-{stage}-{kind}.pt")
     with_images = sum(batch.images is not None for batch in updates[0])
     return {"looks": looks.count, "with_images": with_images, "micro_batches": len(updates[0])}
 
@@ -73,13 +79,13 @@ class Looks:
         tower._look = counted  # type: ignore[method-assign]
 
 
-def plain_gradient(folder: Path) -> dict[str, torch.Tensor]:
+def plain_gradient(folder: Path, kind: str) -> dict[str, torch.Tensor]:
     """The same update as one padded micro-batch of one model without DeepSpeed."""
     config = ModelConfig(name_or_path=str(folder / "vision"), dtype="float32")
     policy = load_policy(config, temperature=0.9, zero3=None)
     tower = VisionTower.of(policy.model, config.name_or_path, device=torch.device("cpu"), sharded=False)
     assert tower is not None
-    ((batch,),) = build_updates(vision_sequences(), tokens_per_micro_batch=10_000, see=tower.see)
+    ((batch,),) = build_updates(vision_sequences(kind), tokens_per_micro_batch=10_000, see=tower.see)
     logprobs_N, entropy_N = policy(*batch.inputs)
     batch.old_logprobs_N, batch.ref_logprobs_N = old_logprobs(batch, logprobs_N), logprobs_N.detach()
     loss, _ = policy_loss(logprobs_N, entropy_N, batch, ALGORITHM, clipped)

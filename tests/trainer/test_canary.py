@@ -1,17 +1,20 @@
 """The canary: agreement passes, a served policy that computes something else stops the run."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tests.trainer.made_vision import picture
 
 from grpo_proto import ErrorDetail, InfrastructureError, Prompt, RolloutRequest
 from grpo_trainer.algorithm.agreement import Rule
 from grpo_trainer.algorithm.sequences import MicroBatch, Segment, Turn, untrained_sequence
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.config.weights import CanaryConfig
+from grpo_trainer.data.images import ImagesOfPrompts
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.engine.own_logprobs import own_logprobs
 from grpo_trainer.errors import RunError
@@ -102,6 +105,25 @@ def test_its_prompts_span_the_lengths_of_the_run(num_prompts: int, longest: int,
     assert prompts == canary_prompts(rows, config, shortest=3, longest=longest)
     if num_prompts == 4:
         assert [prompt.token_ids for prompt in prompts[:2]] == [[0, 0, 0], [1, 1, 1, 1, 2, 2, 2]]
+
+
+def test_the_row_with_images_is_behind_the_others_which_have_none_of_their_tokens():
+    rows = [PromptRow(0, [5, 9, 5], "p", {})]
+    seen = PromptRow(3, [5, 9], "p", {}, images=(picture(1),))
+    config, images = CanaryConfig(num_prompts=2, max_tokens=8), ImagesOfPrompts(token_id=9)
+    *texts, last = canary_prompts(rows, config, shortest=3, longest=20, seen=seen, images=images)
+    assert len(texts) == 2
+    assert all(set(prompt.token_ids or []) == {5} and not prompt.images for prompt in texts)
+    assert (last.token_ids, last.images) == ([5, 9], [picture(1)])
+
+
+def test_what_is_sampled_behind_images_has_the_bound_by_itself():
+    rule, far = Rule(0.01), probe("http://a", -1.03)
+    behind = replace(far, segment=replace(far.segment, images=("encoded",)))
+    texts = [probe("http://a", *[-1.0] * 9)]
+    with pytest.raises(RunError, match=r"its logprobs behind images differ by 0\.03"):
+        compare([*texts, behind], [[-1.0] * 9, [-1.0]], rule=rule, version=1)
+    assert compare([*texts, far], [[-1.0] * 9, [-1.0]], rule=rule, version=1)
 
 
 @pytest.mark.parametrize(("status", "stays"), [(504, True), (None, False)])

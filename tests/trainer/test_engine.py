@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.tiny_model import make_model, make_tokenizer
 from tests.tiny_vision_model import save_tiny_vision_model
-from tests.trainer.engine_cases import BALANCED, EXPORTED, SHARED
+from tests.trainer.engine_cases import BALANCED, EXPORTED, SEEN, SHARED
 from tests.trainer.made_episodes import VERSION, build_updates, decided, made_imitation, make_taken
 from tests.trainer.seen_engines import plain_gradient as plain_seen_gradient
 from tests.trainer.spawned_ranks import MARKS, run_ranks
@@ -148,17 +148,19 @@ def test_demonstrations_have_their_share_of_the_gradient(
     assert all(of_rank["chord/mu"] == alone.mu for of_rank in metrics)
 
 
-@pytest.mark.parametrize("stage", [0, 2, 3])
-def test_an_update_with_images_has_the_gradient_of_one_model(folder: Path, two_ranks: list[dict[str, Any]], stage: int):
+@pytest.mark.parametrize(("stage", "kind"), SEEN)
+def test_an_update_with_images_has_the_gradient_of_one_model(
+    folder: Path, two_ranks: list[dict[str, Any]], stage: int, kind: str
+):
     """Of the text alone. Under ZeRO-3 a rank with fewer images looks at blank ones: a pass is a collective."""
-    found = torch.load(folder / f"seen-{stage}.pt", weights_only=True)
-    expected = plain_seen_gradient(folder)
+    found = torch.load(folder / f"seen-{stage}-{kind}.pt", weights_only=True)
+    expected = plain_seen_gradient(folder, kind)
     assert {name for name in found if "vision" in name or "connector" in name}.isdisjoint(expected)
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, expected.get(name, torch.zeros_like(gradient)), rtol=1e-4, atol=2e-6)
-    looks = [of_rank[f"seen {stage}"]["looks"] for of_rank in two_ranks]
-    assert sum(of_rank[f"seen {stage}"]["with_images"] for of_rank in two_ranks) > 0
-    assert (len(set(looks)) == 1) is (stage == 3)
+    of_ranks = [of_rank[f"seen {stage} {kind}"] for of_rank in two_ranks]
+    assert (len({of_rank["looks"] for of_rank in of_ranks}) == 1) is (stage == 3)
+    assert sum(of_rank["with_images"] > 0 for of_rank in of_ranks) == (1 if kind == "one rank sees" else 2)
 
 
 def test_layers_that_do_not_read_the_shared_prefixes_are_an_error_on_every_rank(two_ranks: list[dict[str, Any]]):

@@ -77,7 +77,8 @@ def test_an_image_stands_where_the_row_says(load: Load, row: dict[str, Any], con
     assert found.prompt == user(content)
     assert ImagesOfPrompts(TOKEN_ID).encoded(found) == images
     assert found.token_ids.count(TOKEN_ID) == len(images)
-    assert set(found.columns) == {"prompt", "solution"}, "a reward is sent no pictures"
+    paths = {"images"} if row.get("images") == ["pictures/red.png"] else set()
+    assert set(found.columns) == {"prompt", "solution", *paths}, "a reward is sent no pictures"
     assert RED not in json.dumps(found.columns)
 
 
@@ -119,6 +120,13 @@ def test_a_dataset_of_the_hubs_library_gives_the_files_of_its_pictures(tmp_path:
         ({"prompt": user("?"), "images": ["https://a.b/c.png"]}, "download it"),
         ({"prompt": user("?"), "images": [base64.b64encode(b"no picture" * 20).decode()]}, "cannot be used"),
         ({"prompt": user("?"), "images": [7]}, "an image of type int"),
+        (
+            {"prompt": user("?"), "images": ["rows.jsonl"]},
+            "the image rows.jsonl, which cannot be used: the file is none",
+        ),
+        ({"prompt": user("?"), "images": ["~nobody/a.png"]}, "is no file"),
+        ({"prompt": user("?"), "images": [RED], "image": BLUE}, "images in two columns, images, image"),
+        ({"prompt": user("?"), "images": [RED] * 17}, "has 17 images; a prompt may have 16"),
         ({"prompt": user("<image>"), "images": [RED, BLUE]}, "2 images, and its messages have places for 1 <image>"),
         ({"prompt": user([PLACE]), "images": [RED, BLUE]}, "places for 1"),
         ({"prompt": user([PLACE, PLACE]), "images": [RED]}, "places for more"),
@@ -132,12 +140,33 @@ def test_what_cannot_be_shown_is_refused_before_the_run(load: Load, row: dict[st
     assert told in str(refused.value)
 
 
-def test_a_model_that_sees_no_images_leaves_their_column_alone_and_refuses_its_name(tmp_path: Path):
+def test_of_two_usual_columns_the_filled_one_counts(load: Load):
+    rows = load(
+        {"prompt": user("?"), "images": [], "image": RED}, {"prompt": user("?"), "images": [BLUE], "image": None}
+    )
+    assert [row.images for row in rows] == [(RED,), (BLUE,)]
+
+
+def test_a_named_column_that_no_row_has_is_refused(load: Load):
+    with pytest.raises(UsageError, match=r"no column picture, which data\.image_column names"):
+        load({"prompt": user("?"), "images": [RED]}, image_column="picture")
+
+
+def test_the_first_row_with_images_is_known(load: Load):
+    texts = [{"prompt": user(f"{number}?")} for number in range(300)]
+    assert load(*texts, {"prompt": user("?"), "images": [RED]}).summary.first_with_images == 300
+    assert load(*texts).summary.first_with_images is None
+
+
+def test_a_model_that_sees_no_images_leaves_their_column_alone_and_refuses_its_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"prompt": "How many?", "images": ["pictures/none.png"]}))
     [row] = load_prompt_rows(DataConfig(dataset=str(path)), make_tokenizer())
     assert row.images == ()
     assert row.columns["images"] == ["pictures/none.png"]
+    assert "images is not shown: images of this model are not trained on" in caplog.text
     with pytest.raises(UsageError, match="the model sees no images"):
         load_prompt_rows(DataConfig(dataset=str(path), image_column="images"), make_tokenizer())
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.trainer.made_episodes import VERSION
 from tests.trainer.made_forests import SHARING, learnt
-from tests.trainer.made_vision import FAMILIES, IMAGE_TOKEN, save_family, seen_sequences
+from tests.trainer.made_vision import FAMILIES, IMAGE_TOKEN, picture, save_family, seen_sequences
 
 from grpo_proto.images import decode_image
 from grpo_trainer.algorithm.batching import collate
@@ -17,6 +17,7 @@ from grpo_trainer.config.lora import LoraConfig
 from grpo_trainer.engine.family import IMAGE_FAMILIES
 from grpo_trainer.engine.images import VisionTower
 from grpo_trainer.engine.output_head import Policy
+from grpo_trainer.errors import RunError
 from grpo_trainer.lora.adapter import Adapter
 
 CPU = torch.device("cpu")
@@ -66,6 +67,17 @@ def test_an_update_with_images_is_what_transformers_computes_shared_or_not(name:
     assert (both[1][2] - both[0][2]).norm() < 2e-6 * both[0][2].norm()
     red, blue = parts[1], parts[3]
     assert not torch.allclose(red[:1], blue[:1], atol=1e-3), "another image, the same question"
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+def test_a_server_that_makes_other_places_of_an_image_is_an_error(more: int, tmp_path: Path):
+    tower = VisionTower.of(save_family("idefics3", tmp_path), str(tmp_path), device=CPU, sharded=False)
+    assert tower is not None
+    count = len(tower.features_of([picture(1)]).feature_KH)
+    sequences = seen_sequences(lambda _: count + more)[:2]
+    images = tower.see(sequences)
+    with pytest.raises(RunError, match=f"{count + more} image tokens, and the trainer's image processor makes {count}"):
+        collate(sequences, version=VERSION, update_tokens=1, pad_token_id=0, device="cpu", images=images)
 
 
 def test_the_families_are_those_that_are_tried():

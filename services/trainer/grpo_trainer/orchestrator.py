@@ -323,6 +323,7 @@ class Orchestrator:
                 self.config.canary,
                 shortest=max(self._prepared.rows.shortest_prompt, 1),
                 longest=self._prepared.rows.longest_prompt + self.config.rollout.max_completion_length,
+                seen=self._prepared.rows.first_with_images,
                 images=self._prepared.images,
             ),
             self.config.canary,

@@ -20,7 +20,6 @@ from .algorithm.sequences import MicroBatch
 from .checkpoint.file_writer import FileWriter
 from .checkpoint.files import Described
 from .checkpoint.saving import writing
-from .engine.images import VisionTower
 from .engine.imitation import Imitation
 from .engine.own_logprobs import own_logprobs
 from .engine.training_engine import TrainingEngine
@@ -55,13 +54,6 @@ class RankWork:
     def __init__(self, engine: TrainingEngine, ranks: Ranks, *, pad_token_id: int, tokens_per_micro_batch: int):
         self.engine, self.ranks = engine, ranks
         self._pad_token_id, self._tokens_per_micro_batch = pad_token_id, tokens_per_micro_batch
-        # Images of prompts: for a model that sees none, or with whose images nobody has proved the update, None.
-        self._tower = VisionTower.of(
-            engine.policy.model,
-            engine.model_config.name_or_path,
-            device=engine.device,
-            sharded=engine.zero_stage == 3,
-        )
         self._updates: list[list[MicroBatch]] = []
         self._imitation: Imitation | None = None
         self._buckets: Iterator[torch.Tensor] = iter(())
@@ -101,7 +93,7 @@ class RankWork:
             pad_token_id=self._pad_token_id,
             device=self.engine.device,
             prefixes=self.engine.prefixes,
-            images=self._tower.see(sequences) if self._tower else None,
+            images=self.engine.see(sequences),
         )
 
     def prepare(self) -> None:
@@ -137,7 +129,7 @@ class RankWork:
             version=version,
             tokens_per_micro_batch=self._tokens_per_micro_batch,
             pad_token_id=self._pad_token_id,
-            images=self._tower.see(sequences) if self._tower else None,
+            images=self.engine.see(sequences),
         )
 
     def try_sharing(self, arrays: NamedArrays, bound: float, quantile: float | None) -> str | None:

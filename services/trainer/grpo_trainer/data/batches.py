@@ -74,9 +74,11 @@ def prepared_batches(
     no_prompt: UsageError | None = None
     not_rendered: UsageError | None = None
     first_row, remaining = 1, iter(rows)
+    has_images = maker.images.column is None
     while batch := list(itertools.islice(remaining, ROWS_PER_BATCH)):
         # After a mistake only the checks before it go on, because only theirs could be reported in its place.
         columns.add(batch, first_row=first_row)
+        has_images = has_images or any(maker.images.column in row for row in batch)
         if not columns.failed and no_prompt is None:
             try:
                 texts = maker.prompts_of(batch, dataset=dataset, first_row=first_row)
@@ -100,6 +102,11 @@ def prepared_batches(
                         yield full
         first_row += len(batch)
     columns.finish()
+    if not has_images:
+        raise UsageError(
+            f"dataset {dataset} has no column {maker.images.column}, which data.image_column names",
+            hint="name the column of its images, or leave data.image_column out",
+        )
     if (mistake := no_prompt or not_rendered) is not None:
         raise mistake
     same.finish()

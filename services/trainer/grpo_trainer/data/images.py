@@ -11,13 +11,15 @@ row has images has them there.
 
 import base64
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from grpo_proto.images import ImageError, decode_image, pixels_of
+from grpo_proto.images import ImageError, decode_image, pixels_of, pixels_of_file
+from grpo_proto.messages.rollout import MAX_IMAGES
 
 from ..errors import RunError, UsageError
 from .messages import has_images
@@ -42,15 +44,21 @@ class ImageColumn:
     folder: str = ""
     token_id: int | None = None
 
-    def taken(self, row: Row) -> tuple[Row, list[Any]]:
-        """Return the row without the column, and what it has in it. A model without images leaves them alone."""
+    def taken(self, row: Row, where: str) -> tuple[Row, list[Any]]:
+        """Return the row without the column, and what it has in it. A model that sees no images leaves them alone.
+
+        Raises UsageError for images in both usual columns.
+        """
         names = USUAL_COLUMNS if self.column is None else (self.column,)
-        name = next((name for name in names if name in row), None)
-        if name is None or self.token_id is None:
+        filled = [name for name in names if row.get(name) not in (None, "", [])]
+        if self.token_id is None or not any(name in row for name in names):
             return row, []
-        value = row[name]
-        listed = value if isinstance(value, list) else [] if value is None or value == "" else [value]
-        return {key: one for key, one in row.items() if key != name}, listed
+        if len(filled) > 1:
+            raise UsageError(
+                f"{where} has images in two columns, {', '.join(filled)}", hint="name one: data.image_column"
+            )
+        value = row[filled[0]] if filled else []
+        return {key: one for key, one in row.items() if key not in names}, value if isinstance(value, list) else [value]
 
     def placed(self, prompt: Prompt, given: Sequence[Any], where: str) -> tuple[Prompt, list[str]]:
         """Return the prompt with a part for each image, and where the images are, in their order.
@@ -79,6 +87,8 @@ class ImageColumn:
             placed.append(message)
         if left:
             raise _another_number(where, len(given), f"{len(given) - len(left)}")
+        if len(sources) > MAX_IMAGES:
+            raise UsageError(f"{where} has {len(sources)} images; a prompt may have {MAX_IMAGES}", hint="leave it out")
         return placed, sources
 
     def check_seen(self, message: Message, where: str) -> None:
@@ -110,18 +120,25 @@ class ImageColumn:
         if not isinstance(value, str) or not value:
             raise UsageError(f"{where} has an image of type {type(value).__name__}", hint=_HINT)
         if value.startswith("data:"):
-            return _checked(value.partition(",")[2], where)
+            return self._encoded(value.partition(",")[2], where)
         if value.startswith(("http://", "https://")):
             raise UsageError(f"{where} has an image at {value[:200]}", hint="download it, and give its path")
         path = self._path(value.removeprefix("file://"))
         if path is not None:
+            with _named(f"{where} has the image {value[:200]}"):
+                pixels_of_file(path)
             return f"{_FILE}{path}"
         if len(value) > 64 and len(value) % 4 == 0 and "." not in value:
-            return _checked(value, where)
+            return self._encoded(value, where)
         raise UsageError(
             f"{where} has the image {value[:200]}, which is no file" + (f" in {self.folder}" if self.folder else ""),
             hint="relative paths are those of data.image_folder, or of the folder that the dataset is in",
         )
+
+    def _encoded(self, text: str, where: str) -> str:
+        with _named(f"{where} has an image in base64"):
+            pixels_of(text)
+        return text
 
     def _path(self, value: str) -> Path | None:
         if len(value) > 4096 or "\0" in value:
@@ -129,21 +146,37 @@ class ImageColumn:
         try:
             found = (Path(self.folder) / Path(value).expanduser()).resolve()
             return found if found.is_file() else None
-        except OSError:  # a name that is longer than a file's can be
+        except (OSError, RuntimeError):  # a name that is too long, a loop of links, nobody's home
             return None
+
+
+def all_files(sources: Sequence[str]) -> bool:
+    """Whether all images are files, and there is one."""
+    return bool(sources) and all(source.startswith(_FILE) for source in sources)
 
 
 @dataclass(frozen=True)
 class ImagesOfPrompts:
     """How the images of a prompt are sent to a policy whose token for each place of an image is `token_id`, None for
-    one that sees none. `max_pixels`: of an image; a larger one is made smaller; None for any."""
+    one that sees none. `max_pixels`: of an image; a larger one is made smaller, one pixel wide at least; None for
+    any."""
 
     token_id: int | None = None
     max_pixels: int | None = None
 
     def encoded(self, row: PromptRow) -> list[str]:
         """The base64 of each image's file. Raises RunError for one that cannot be read any more."""
-        return [self._fitted(_read(source)) for source in row.images]
+        found = []
+        for number, source in enumerate(row.images, start=1):
+            try:
+                found.append(self._fitted(_read(source)))
+            except ImageError as error:
+                named = source.removeprefix(_FILE) if source.startswith(_FILE) else "in base64"
+                raise RunError(
+                    f"image {number} of row {row.index + 1} ({named}) cannot be used: {error}",
+                    hint="mend it, or leave the row out of the dataset",
+                ) from error
+        return found
 
     def _fitted(self, encoded: str) -> str:
         """The image with at most `max_pixels`, in lossless form, so that server and trainer still see the same."""
@@ -176,12 +209,13 @@ def _read(source: str) -> str:
         ) from error
 
 
-def _checked(text: str, where: str) -> str:
+@contextmanager
+def _named(image: str) -> Iterator[None]:
+    """Turn what is wrong with an image into a UsageError that begins with its name."""
     try:
-        pixels_of(text)
+        yield
     except ImageError as error:
-        raise UsageError(f"{where} has an image that cannot be used: {error}", hint=_HINT) from error
-    return text
+        raise UsageError(f"{image}, which cannot be used: {error}", hint=_HINT) from error
 
 
 def _with_places(prompt: Sequence[Message], count: int, where: str) -> list[Message]:

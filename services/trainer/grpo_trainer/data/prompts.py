@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ..errors import UsageError, storage_error_class
 from ..extension import file_of, named
 from .columns import ColumnCheck
-from .images import ImageColumn
+from .images import ImageColumn, all_files
 from .messages import check_sendable, messages_of_text, read_message, read_tools
 from .recipes import RECIPES, Recipe, converted, with_system
 from .recipes.own import PROMPT_COLUMN, own_recipe
@@ -162,8 +162,11 @@ class PromptMaker:
         """
         shown, placed, sources = [], [], []
         for number, (row, prompt) in enumerate(zip(rows, prompts, strict=True), start=first_row):
-            row, given = self.images.taken(row)
-            prompt, found = self.images.placed(prompt, given, f"dataset {dataset}, row {number}")
+            where = f"dataset {dataset}, row {number}"
+            left, given = self.images.taken(row, where)
+            prompt, found = self.images.placed(prompt, given, where)
+            # Rewards may read paths; a picture is not sent to them.
+            row = row if all_files(found) else left
             if found and isinstance(row.get(self.prompt_column), list):
                 row = {**row, self.prompt_column: prompt}  # without what its parts are images of
             shown.append(row)

@@ -61,6 +61,8 @@ class Summary:
     prompts_digest: str = ""
     most_images: int = 0
     """Of a row."""
+    first_with_images: int | None = None
+    """Place of the first row that has images."""
 
     def with_batch(self, batch: RowBatch) -> "Summary":
         lengths = [len(ids) for ids in batch.token_ids]
@@ -70,9 +72,15 @@ class Summary:
             rows_per_batch=self.rows_per_batch if self.num_rows else len(lengths),
             shortest_prompt=min(lengths if not self.num_rows else [*lengths, self.shortest_prompt]),
             longest_prompt=max(*lengths, self.longest_prompt),
+            first_with_images=self._first_with_images(batch),
             most_images=max(self.most_images, *(len(sources) for sources in batch.images)),
             largest_token=max(max(ids, default=-1) for ids in [*batch.token_ids, [self.largest_token]]),
         )
+
+    def _first_with_images(self, batch: RowBatch) -> int | None:
+        if self.first_with_images is not None:
+            return self.first_with_images
+        return next((self.num_rows + place for place, sources in enumerate(batch.images) if sources), None)
 
 
 class RowStore(PromptRows):

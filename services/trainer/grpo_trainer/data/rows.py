@@ -21,7 +21,7 @@ from ..extension import file_hash
 from .batches import LengthCheck, prepared_batches
 from .episode_rows import RowsOfEpisodes, lacks_prompts, source_of, with_environments
 from .first_row import prompt_doubts
-from .images import ImageColumn
+from .images import USUAL_COLUMNS, ImageColumn
 from .prompts import PromptMaker
 from .rendering import unread_settings
 from .row_store import RowStore, open_rows, write_rows
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FORMAT = 7
+FORMAT = 8
 """Raise it with every change of this package that gives other rows, prompts or token ids, or writes them otherwise."""
 _LIBRARIES = ("transformers", "tokenizers", "jinja2", "datasets", "pyarrow")
 
@@ -145,6 +145,8 @@ def _told(
             "dataset %s: %d of %d rows are left out: their prompts are longer than data.max_prompt_length %d",
             dataset, dropped, dropped + len(rows), config.max_prompt_length,
         )  # fmt: skip
+    if unseen := [name for name in USUAL_COLUMNS if maker.images.token_id is None and name in rows[0].columns]:
+        log.warning("dataset %s: %s is not shown: images of this model are not trained on", dataset, unseen[0])
     if not maker.without_prompt:
         doubts = prompt_doubts(
             rows[0], tokenizer, dataset=dataset, system_replaces=maker.replaces_system(rows[0].columns)

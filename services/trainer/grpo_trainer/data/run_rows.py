@@ -56,6 +56,13 @@ class TrainingRows(PromptRows):
         return max(store.summary.most_images for store in self.stores.values())
 
     @property
+    def first_with_images(self) -> PromptRow | None:
+        """The first row that has images; None without any."""
+        stores = (store for store in self.stores.values() if store.summary.first_with_images is not None)
+        store = next(stores, None)
+        return None if store is None else store[store.summary.first_with_images or 0]
+
+    @property
     def shortest_prompt(self) -> int:
         """In tokens."""
         return min(store.summary.shortest_prompt for store in self.stores.values())

@@ -29,9 +29,15 @@ BLANK_SIDE = 64
 """Of the picture that a rank looks at while another has more of them, in pixels."""
 
 
-def with_images(decoder: nn.Module, input_ids_BL: torch.Tensor, images: ImageInputs) -> dict[str, Any]:
-    """Return what the decoder takes in place of token ids: embeddings, with the features where the images are."""
+def inputs_of_decoder(decoder: nn.Module, input_ids_BL: torch.Tensor, images: ImageInputs | None) -> dict[str, Any]:
+    """Return what the decoder takes in place of token ids: embeddings, with the features where the images are.
+
+    Rows without an image are embedded here, too: under ZeRO-3 a rank that has images and one that has none gather the
+    same parameters in the same order.
+    """
     embedded_BLH = decoder.get_input_embeddings()(input_ids_BL)
+    if images is None:
+        return {"inputs_embeds": embedded_BLH}
     feature_MH = images.feature_MH.to(embedded_BLH.dtype)
     flat_H = embedded_BLH.flatten(0, 1).index_copy(0, images.place_M, feature_MH)
     inputs: dict[str, Any] = {"inputs_embeds": flat_H.unflatten(0, tuple(input_ids_BL.shape))}
@@ -75,10 +81,10 @@ class SeenImages:
         for start, end in pairwise([0, *(np.flatnonzero(np.diff(keys_M)) + 1), len(keys_M)]):
             of_prompt, numbers = self._features[int(keys_M[start])], number_M[start:end]
             count = len(of_prompt.feature_KH)
-            if numbers.max() >= count:
+            if numbers.max() + 1 != count:  # a row has all places of its prompt
                 raise RunError(
-                    f"a prompt has {numbers.max() + 1} image tokens or more, and the trainer's image processor makes "
-                    f"{count} of its images",
+                    f"a prompt has {numbers.max() + 1} image tokens, and the trainer's image processor makes {count} "
+                    "of its images",
                     hint="use the same checkpoint and the same libraries on both sides, and no --mm-processor-kwargs "
                     "on the rollout servers",
                 )

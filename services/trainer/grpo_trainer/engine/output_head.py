@@ -17,7 +17,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from ..algorithm.attention_layout import AttentionLayout
 from ..algorithm.image_tokens import ImageInputs
-from .images import with_images
+from .family import image_token_of
+from .images import inputs_of_decoder
 from .load_balancing import load_balancing_loss
 from .shared_attention import Take, reading, shared_name
 
@@ -57,6 +58,7 @@ class Policy(nn.Module):  # type: ignore[misc]
     def __init__(self, model: PreTrainedModel, *, temperature: float, chunk_tokens: int, in_float32: bool = False):
         super().__init__()
         self.model = model
+        self._sees = image_token_of(model.config) is not None
         self._attention = str(model.config.get_text_config()._attn_implementation)
         self.head = TokenHead(
             model.get_output_embeddings(),
@@ -89,7 +91,7 @@ class Policy(nn.Module):  # type: ignore[misc]
         settings: dict[str, Any] = {"use_cache": False} | (
             {} if token_counts_BL is None else {"output_router_logits": True}
         )
-        settings |= {"input_ids": input_ids_BL} if images is None else with_images(decoder, input_ids_BL, images)
+        settings |= inputs_of_decoder(decoder, input_ids_BL, images) if self._sees else {"input_ids": input_ids_BL}
         if position_ids_BL is not None:
             settings["position_ids"] = position_ids_BL
         if layout is None:

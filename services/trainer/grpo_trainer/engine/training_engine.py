@@ -22,9 +22,10 @@ from grpo_proto.checkpoint_layout import plain_layout
 from grpo_proto.messages.weights import Kind
 
 from ..algorithm.entropy_mask import mark_high_entropy
+from ..algorithm.image_tokens import Images
 from ..algorithm.loss import old_logprobs
 from ..algorithm.reduction import Tally
-from ..algorithm.sequences import MicroBatch
+from ..algorithm.sequences import MicroBatch, TrainingSequence
 from ..algorithm.surrogates import surrogate_of
 from ..algorithm.surrogates.reads import keeps_reference, prepared_for
 from ..config.algorithm import AlgorithmConfig
@@ -44,6 +45,7 @@ from .deepspeed_start import quieten_libraries, start_deepspeed
 from .entropy_coefficient import EntropyCoefficient
 from .export import Export
 from .family import has_experts
+from .images import VisionTower
 from .imitation import Imitation
 from .model import load_policy, pieces_to_push
 from .one_reduction import OneReduction
@@ -100,6 +102,9 @@ class TrainingEngine:
         # None, too, once a trial has found the loaded model to compute something else.
         self.prefixes = prefix_sharing_for(
             self.policy.model.config, model, share=sharing.share_prefixes, device=self.device
+        )
+        self._tower = VisionTower.of(
+            self.policy.model, model.name_or_path, device=self.device, sharded=self.zero_stage == 3
         )
         # Before there is an adapter: the names of the model's parameters are then those that the checkpoint's have.
         self._pieces, self._absent = pieces_to_push(self.policy.model, model.name_or_path)
@@ -185,6 +190,11 @@ class TrainingEngine:
         if sharding is None:
             return reference.to(self.device)
         return start_deepspeed(reference, inference_settings(sharding), None)
+
+    def see(self, sequences: Sequence[TrainingSequence]) -> Images | None:
+        """Look at the images of this rank's sequences; None without any, and for a model whose images are not trained
+        on."""
+        return self._tower.see(sequences) if self._tower else None
 
     def logprobs(self, micro_batches: Sequence[MicroBatch], *, reference: bool = False) -> list[torch.Tensor]:
         """Return log π of the completion tokens of each micro-batch [N], under the policy or the reference model."""

@@ -52,13 +52,14 @@ def canary_prompts(
     *,
     shortest: int,
     longest: int,
+    seen: PromptRow | None = None,
     images: ImagesOfPrompts = SEES_NONE,
 ) -> list[Prompt]:
     """Return `canary.num_prompts` prompts, the same in every call, with seeds. They span the lengths of the run.
 
     With the canary's completion they are `shortest` to `longest` tokens long, in equal steps; one alone is the longest.
     Each is made of the prompts of the rows, one behind the other without their images, and cut. Behind them stands the
-    first of as many rows that has images, with these.
+    row `seen` with its images.
     """
     last = max(longest - config.max_tokens, shortest)
     steps = max(config.num_prompts - 1, 1)
@@ -67,8 +68,6 @@ def canary_prompts(
         Prompt(token_ids=_joined(rows, number, length, images.token_id), seed=number)
         for number, length in enumerate(lengths)
     ]
-    first_rows = [rows[number] for number in range(min(config.num_prompts, len(rows)))]
-    seen = next((row for row in first_rows if row.images), None)
     if seen is not None:
         prompts.append(Prompt(token_ids=seen.token_ids, images=images.encoded(seen), seed=len(prompts)))
     return prompts
@@ -154,20 +153,23 @@ def compared_urls(probes: Sequence[Probe]) -> set[str]:
 def compare(
     probes: Sequence[Probe], own_logprobs: Sequence[Sequence[float]], *, rule: Rule, version: int
 ) -> dict[str, float]:
-    """Compute mean and largest absolute difference per token. Raises RunError when a server is beyond `rule`."""
-    by_server: dict[str, list[float]] = {}
+    """Compute mean and largest absolute difference per token. Raises RunError when a server is beyond `rule`, in text
+    or in what it samples behind images."""
+    by_kind: dict[tuple[str, bool], list[float]] = {}
     for probe, own in zip(probes, own_logprobs, strict=True):
         differences = [abs(a - b) for a, b in zip(probe.segment.logprobs or [], own, strict=True)]
-        by_server.setdefault(probe.url, []).extend(differences)
-    for url, differences in by_server.items():
+        by_kind.setdefault((probe.url, bool(probe.segment.images)), []).extend(differences)
+    for (url, has_images), differences in by_kind.items():
         measured = rule.measure(differences)
         if not measured <= rule.bound:  # a NaN exceeds every bound
+            of_images, same = (" behind images", ", image processor") if has_images else ("", "")
             raise RunError(
-                f"{url} serves another policy than version {version} that was pushed to it: its logprobs differ by "
-                f"{measured:.4g} {rule} (at most {max(differences, default=0.0):.4g}); the bound is {rule.bound:g}",
-                hint="use the same dtype and engine flags on both sides, or raise canary.max_logprob_difference",
+                f"{url} serves another policy than version {version} that was pushed to it: its logprobs{of_images} "
+                f"differ by {measured:.4g} {rule} (at most {max(differences, default=0.0):.4g}); the bound is "
+                f"{rule.bound:g}",
+                hint=f"use the same dtype{same} and engine flags on both sides, or raise canary.max_logprob_difference",
             )
-    everything = [difference for differences in by_server.values() for difference in differences]
+    everything = [difference for differences in by_kind.values() for difference in differences]
     if not everything:
         return {}
     return {
