@@ -78,6 +78,8 @@ def _plan(prepared: Prepared) -> Iterator[Line]:
         lengths = f"{store.summary.shortest_prompt} to {store.summary.longest_prompt} tokens"
         if not store.summary.longest_prompt:
             lengths = "without prompts"
+        if most := store.summary.most_images:
+            lengths += f" without those of images, up to {most} a row"
         yield f"prompts {row.dataset}".rstrip(), f"{share}, {lengths}; columns {', '.join(row.columns)}"
     for name, held_out in eval_rows.items():
         yield f"held-out prompts {name}".rstrip(), str(len(held_out)) if held_out else "none: no evaluation"
@@ -92,7 +94,8 @@ def _plan(prepared: Prepared) -> Iterator[Line]:
     if config.episodes is not None:
         sequence = config.episodes.max_context_tokens
     limit = "the servers' --max-model-len: episodes.max_context_tokens is absent"
-    yield "longest sequence", limit if sequence is None else f"{sequence} tokens"
+    without = " without those of images" if rows.most_images else ""
+    yield "longest sequence", limit if sequence is None else f"{sequence} tokens{without}"
     if sequence is not None and sequence > config.deepspeed.tokens_per_micro_batch:
         budget = config.deepspeed.tokens_per_micro_batch
         yield (

@@ -131,6 +131,8 @@ class HeldOut:
         rows = load_eval_sets(
             config.data, tokenizer, of_episodes=RowsOfEpisodes.of(config), image_token_id=image_token_of(family)
         )
+        if rows.most_images:
+            check_images(config)
         check_vocabulary(TrainingRows({}), rows, [], vocab_size=family.get_text_config().vocab_size)
         return cls(config, tokenizer, rows, family)
 
