@@ -29,6 +29,8 @@ SCRIPTS = {
     "arguments": 'A=$1; printf \'%s|\' "$A" $1 --x=$2 ${4:-no} "$@" y ${@:2} $* "${@}"\n',
     "arguments that are shifted": "A=$1; shift\nB=$1; shift 1\nprintf '%s|' $A $B \"$@\" $1\n",
     "a default with others": "A=1; B=${B:-$A/${C:-c}}; printf '%s|' \"${D:-${A}x${B}}\" ${A:-${B}} ${D:-${A} b}\n",
+    "defaults of empty ones": 'E=; printf \'%s|\' ${E:-a} x${E-b} ${E:-} ${U-c} "${E:-"d e"}" y\n',
+    "defaults that stay": "E=; : ${E:=a} \"${U:=b}\" ${V=c}\n: ${E:=d}\nprintf '%s|' $E $U $V ${W:=$E$U} $W y\n",
 }
 
 
@@ -210,6 +212,15 @@ def test_an_option_that_a_page_has_changed_is_that_option(word: list[str], read:
     options.add_words(["--loss_type", "grpo", *word])
     assert options.given == {"loss_type": ["grpo"], "beta": read}
     assert options.remarks == ([remark] if remark else [])
+
+
+@pytest.mark.parametrize("words", [["--model", "--beta", "0"], ["--beta", "0", "--model"], ["--beta", "--model", "m"]])
+def test_an_option_that_has_lost_its_value_is_refused_and_a_flag_is_true(words: list[str]):
+    options = Options(MS_SWIFT)
+    options.add_words(["--use_vllm", *words])
+    assert options.truth("use_vllm") is True
+    with pytest.raises(UsageError, match="has no value"):
+        _ = options.values("model"), options.number("beta")
 
 
 def batch(**given: int | None) -> Batch:

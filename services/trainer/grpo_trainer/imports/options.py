@@ -60,7 +60,7 @@ class Options:
             if plain in GATHERED and self.written_as.get(plain, name) != name:
                 self.given[plain] += [_text(item) for item in (value if isinstance(value, list) else [value])]
                 continue
-            if plain in self.given or (value is None and plain not in OFF_WITHOUT_VALUE):
+            if plain in self.given or value == [] or (value is None and plain not in OFF_WITHOUT_VALUE):
                 continue
             self.given[plain] = [_text(item) for item in value] if isinstance(value, list) else [_text(value)]
             self.written_as[plain] = str(name)
@@ -115,11 +115,22 @@ class Options:
         return name in self.given
 
     def values(self, name: str) -> list[str] | None:
-        """The values of an option, or None where it is not given. An option without a value is `true`."""
+        """The values of an option, or None where it is not given. A flag without a value is `true`. Raises UsageError
+        for another option without one."""
         self._read.add(name)
         if name not in self.given:
             return None
+        if not self.given[name] and not self._is_flag(name):
+            raise UsageError(
+                f"--{self.written_as[name]} has no value", hint="write one, or see which variable behind it is empty"
+            )
         return self.given[name] or ["true"]
+
+    def _is_flag(self, name: str) -> bool:
+        try:
+            return isinstance(self.peer.default(name), bool)
+        except KeyError:  # nothing is set by it
+            return True
 
     def text(self, name: str) -> str | None:
         values = self.values(name)
@@ -149,6 +160,9 @@ class Options:
 
     def truth(self, name: str) -> bool | None:
         """Raises UsageError for a value that is neither true nor false."""
+        self._read.add(name)
+        if self.given.get(name) == []:
+            return True
         text = self.text(name)
         return None if text is None else truth_of(text, self.shown(name))
 

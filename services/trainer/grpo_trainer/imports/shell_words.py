@@ -12,7 +12,8 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _ITEMS = re.compile(r'("?)\$\{(\w+)\[[@*]\](?:\+("\$\{\2\[[@*]\]\}"))?(?::-)?\}\1')
 """All items of an array, also as scripts write it that may not read an empty one: `"${A[@]+"${A[@]}"}"`."""
 _ARGUMENTS = re.compile(r'("?)\$(?:[@*]|\{[@*](?::(\d+))?\})\1(?![^\s;&|])')
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-((?:[^{}]|\{[^{}]*\})*))?\})")
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:(:?)([-=])((?:[^{}]|\{[^{}]*\})*))?\})")
+"""A variable and its default: with `:` also of an empty one, by `=` set for what comes behind it."""
 _TRIMMED = re.compile(r"\$\{(\w+)(##?|%%?)([^{}]+)\}")
 _COUNT = re.compile(r"\$(?:#(?!\w)|\{#\})")
 _BRACED = re.compile(r"\$\{(?:[^{}]|\{[^{}]*\})*\}")
@@ -231,11 +232,14 @@ class WordReader:
 
     def _value(self, match: re.Match[str]) -> str:
         name = match[1] or match[2]
-        if name in self.shell.known:
+        if name in self.shell.known and (self.shell.known[name] or not match[3]):
             self.shell.found.expanded.add(name)
             return self.shell.known[name]
-        if match[3] is not None:
-            return _VARIABLE.sub(self._value, _QUOTED.sub(lambda quoted: quoted[1] or quoted[2] or "", match[3]))
+        if (default := match[5]) is not None:
+            value = _VARIABLE.sub(self._value, _QUOTED.sub(lambda quoted: quoted[1] or quoted[2] or "", default))
+            if match[4] == "=":
+                self.shell.known[name] = value
+            return value
         if self.knows_all and name.isdecimal():
             return ""
         what = (

@@ -48,7 +48,7 @@ def _set_later(source: PythonSource, call: ast.Call) -> dict[str, ast.expr]:
 
 
 def _as_words(option: str, value: Any) -> list[str]:
-    if value is None:
+    if value is None or value == []:
         return []
     if isinstance(value, list):
         return [f"--{option}", *map(_as_word, value)]

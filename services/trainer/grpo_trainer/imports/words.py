@@ -306,6 +306,8 @@ class _Reader:
             self.around.append(Branches(words[0], decides=False))
         if words[0] in BREAKS and self._breaks(words[0], " ".join(words)):
             return
+        if words[0] == ":":  # its words alone count, as those of : "${X:=d}"
+            return
         if words[0] == "shift":
             self._shift(words[1:])
             return
