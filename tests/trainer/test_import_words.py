@@ -84,6 +84,7 @@ DECIDED = {
     "nested": "N=3 X=0\nif [ $N -gt 2 ]; then if [[ ! -z $N || $N -lt 1 ]]; then X=1; else X=2; fi; else X=3; fi\n",
     "case": 'M=b X=0\ncase "$M" in\n  a|c) X=1 ;;\n  b)\n    X=2\n    Y=3 ;;\n  *) X=4 ;;\nesac\nX=$X$Y\n',
     "and": 'M=a X=0; [[ $M == b ]] && X=1; [ "$M" = a ] || X=2; true && X=${X}3\n',
+    "groups": "M=a X=0; [ $M = b ] && { X=1; Y=2; }; [ $M = a ] && { X=${X}3; Z=4; }; X=$X${Y:-5}$Z\n",
     "never": "X=x\nif false; then X=1; fi\nif ! true || [ a = b ]; then X=2; fi\n",
     "lines that a command reads": "X=1\ncat <<'END' > /dev/null\nif x; X=2 \"\nEND\n",
     "sums": "N=4 X=$((N * 8 / 3 - ${N}))-$(expr 7 / 2)\n",
@@ -126,6 +127,13 @@ LOOPS = {
     "words": "A=/x/m.tar.gz; for a in 1 2 3; do for b in a b; do X=$X$a$b; done; done; X=$X${A##*/}${A%.*}${A%%.*}\n",
     "lines": "for a in 1 2; do\ncat <<END > /dev/null\n done $a\nEND\nX=$X$a; done\ncat <<END > /dev/null\nX=3\nEND\n",
 }
+LOOPS |= {
+    "in a function": f'M=m; parse_args() {{\n  {LOOPS["key"].split(chr(10), 1)[1]}}}\nparse_args "$@"\nX=$M$#\n',
+    "behind set": f'set -- --lr 5 "$@" "--n=2 3"\n{LOOPS["while"]}',
+    "before set": f"{LOOPS['key']}set -- a --model $M\nX=$X$2$#\n{LOOPS['for']}",
+    "words of set": 'set -e; set b "c d"; X="$2$#"; unset M L; set --; X=$X${M:-m}${1:-e}\n',
+    "eval": 'C="X=2; N=\\${1:-}"; X=1; eval "$C"; eval X=$X$N\n',
+}
 GIVEN = ["", "--model q --lr 2", "-m q -l3 -q last", "--n=4 rest --model=a=b", "-q -x --model z", "-qlm 7 -q"]
 
 
@@ -140,6 +148,39 @@ def test_a_loop_over_arguments_is_read_as_bash_runs_it(name: str, given: str):
     script = commands_of(f"{text}run $X\n", given.split())
     assert script.commands[-1].words == ["run", *shell.stdout.split()]
     assert not any("condition" in remark for remark in script.remarks)
+
+
+FUNCTIONS = {
+    "later values": "M=old; train() { X=$M; }\nM=new\ntrain\n",
+    "own arguments": 'h() {\n  local A="$1" B=${2:-b}; shift; X="$X$A$B$#$1"\n}\nh p; A=z; h q r; X=$X$A$1\n',
+    "one that calls another": "function g { X=$X$1; }\nf () { for a in $@; do g $a; done; return; X=; }; f 1 2 3\n",
+    "a variable before it": "f() { X=$M; }\nM=1; M=2 f; X=$X$M\n",
+    "braces": "f()\n{\n  # don't }\n  cat <<END > /dev/null\n it's }\nEND\n  { X=${M:-}}; }; X=$X\"}\"; }; f\n",
+    "in a branch": 'M=a; f() { [ "$1" = b ] && return; X=$1; }; if [ $M = b ]; then f 1; else f 2; fi; f b\n',
+}
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="compares with bash")
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_is_read_where_it_is_called(name: str):
+    text = f"X=\n{FUNCTIONS[name]}"
+    shell = subprocess.run(
+        ["bash", "-c", f'{text}printf %s "$X"', "script", "s"], capture_output=True, text=True, timeout=20
+    )
+    script = commands_of(f"{text}run $X\n", ["s"])
+    assert script.commands[-1].words == ["run", *shell.stdout.split()]
+
+
+def test_what_sets_variables_and_is_not_followed_is_named():
+    text = (
+        "set -- $(getopt a)\nread -r A B\nprintf -v C %s x\ndeclare -A D\nlet E=1\nf() { f; }; f\ng() { run $A; }\n"
+        "if [ -f x ]; then set -- a; unset F; fi\n"
+    )
+    script = commands_of(text, ["s"])
+    for said in ("set gives the script arguments", "read A B is not", "printf C is not", "declare -A D is not",
+                 "let E is not", "f calls itself", "the function g is called nowhere", "set stands in a condition",
+                 "unset stands in a condition"):  # fmt: skip
+        assert any(said in remark for remark in script.remarks), said
 
 
 def test_a_script_that_ends_itself_in_a_loop_is_named_and_a_loop_without_an_end_is_read_once():

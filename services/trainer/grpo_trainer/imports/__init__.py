@@ -3,7 +3,8 @@
 command.py      `grpo-train import-swift` and `import-trl`: which command is meant, and where the file and notes go
 words.py        a script or an argument list → commands, without a shell; shell_words.py: their words, shell_values.py:
                 what a shell would compute, shell_conditions.py and shell_loops.py: which branches are read, and
-                which loops turn by turn
+                which loops turn by turn, shell_functions.py: what is read where it is called;
+                shell_sets.py: `set --` and `declare`
 options.py      options of a command, and which were read; config_file.py: options in a file
 trl_script.py   a script in Python or a notebook that calls GRPOTrainer: script_model.py, script_rows.py,
                 script_episodes.py and script_rewards.py read it by script_reader.py; python_source.py tells what its

@@ -41,6 +41,8 @@ class Branches:
     """What is read turn by turn; None: it is no loop, or one that is read once, or its last turn."""
     is_loop: bool = False
     """Whether it is, or was, read turn by turn."""
+    is_group: bool = False
+    """Whether it is `{ …; }`, with the test before it."""
 
     def enter(self, holds: bool | None) -> bool:
         """Begin a branch, and return whether it is left out."""

@@ -12,10 +12,9 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _ITEMS = re.compile(r'("?)\$\{(\w+)\[[@*]\](?:\+("\$\{\2\[[@*]\]\}"))?(?::-)?\}\1')
 """All items of an array, also as scripts write it that may not read an empty one: `"${A[@]+"${A[@]}"}"`."""
 _ARGUMENTS = re.compile(r'("?)\$(?:[@*]|\{[@*](?::(\d+))?\})\1(?![^\s;&|])')
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:(:?)([-=])((?:[^{}]|\{[^{}]*\})*))?\})")
+_VARIABLE = re.compile(r"\$(?:#(?!\w)|\{#\}|(\w+)|\{(\w+)(?:(:?)([-=])((?:[^{}]|\{[^{}]*\})*))?\})")
 """A variable and its default: with `:` also of an empty one, by `=` set for what comes behind it."""
 _TRIMMED = re.compile(r"\$\{(\w+)(##?|%%?)([^{}]+)\}")
-_COUNT = re.compile(r"\$(?:#(?!\w)|\{#\})")
 _BRACED = re.compile(r"\$\{(?:[^{}]|\{[^{}]*\})*\}")
 _QUOTED = re.compile("\"([^\"]*)\"|'([^']*)'")
 _CONTINUED = re.compile(r"\\[ \t]+(#[^\n]*)?\n")
@@ -55,7 +54,20 @@ class Shell:
     arrays: dict[str, list[str]] = field(default_factory=dict)
     assigned: set[str] = field(default_factory=set)
     """Variables that are set on a line of their own."""
+    functions: dict[str, str] = field(default_factory=dict)
+    """Function → its body."""
+    called: set[str] = field(default_factory=set)
+    calling: tuple[str, ...] = ()
+    """The functions that are being read, the innermost last."""
+    local: set[str] = field(default_factory=set)
+    """Variables of the innermost function."""
     found: Script = field(default_factory=Script)
+
+    def set_arguments(self, arguments: Sequence[str]) -> None:
+        """Replace the arguments, `$1` and so on."""
+        self.arguments = arguments
+        named = {name: value for name, value in self.known.items() if name == "0" or not name.isdecimal()}
+        self.known = named | {str(number): argument for number, argument in enumerate(arguments, start=1)}
 
     def is_as(self, other: "Shell") -> bool:
         """Return whether the same commands are read with the same variables."""
@@ -213,7 +225,7 @@ class WordReader:
         return computed(commands)
 
     def expanded(self, text: str) -> str:
-        text = _COUNT.sub(str(len(self.shell.arguments)), _TRIMMED.sub(self._trimmed, self._with_computed(text)))
+        text = _TRIMMED.sub(self._trimmed, self._with_computed(text))
         for written in _BRACED.findall(text):
             if not _VARIABLE.fullmatch(written):
                 self.shell.found.remark(f"no shell is run: {written} stays as it is written")
@@ -231,7 +243,8 @@ class WordReader:
         return trimmed(self.shell.known[name], ends, pattern.strip("\"'"))
 
     def _value(self, match: re.Match[str]) -> str:
-        name = match[1] or match[2]
+        if (name := match[1] or match[2]) is None:  # $#
+            return str(len(self.shell.arguments))
         if name in self.shell.known and (self.shell.known[name] or not match[3]):
             self.shell.found.expanded.add(name)
             return self.shell.known[name]

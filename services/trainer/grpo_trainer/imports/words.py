@@ -15,34 +15,29 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from typing import Any
 
 from .shell_conditions import CASE, ELSE, IF, PATTERN, TEST, Branches, matches, truth
+from .shell_functions import HERE, function_at, script_in
 from .shell_loops import BREAKS, FOR, MOST_TURNS, WHILE, Loop, breaks_by_itself, getopts, plain_test
+from .shell_sets import DECLARES, sets
 from .shell_words import ASSIGNMENT, ENDS_COMMAND, Command, Script, Shell, WordReader
 
 _APPENDED = re.compile(r"([A-Za-z_]\w*)\+=(.*)", re.DOTALL)
 _ARRAY = re.compile(r"([A-Za-z_]\w*)(\+?)=\(")
+NOT_CALLED = "called nowhere that is read"
 _OPENS, _CLOSES, _BETWEEN = ("if", "for", "while", "until", "select"), ("fi", "done", "esac"), ("then", "else", "do")
 _THIS_FILE = re.compile(r"\$\{BASH_SOURCE(?:\[0\])?\}|\$BASH_SOURCE\b")
 _REDIRECTION = re.compile(r"[0-9]*[<>][>&]*[ \t]*")
-_HERE = re.compile(r"<<-?[ \t]*([\"']?)(\w+)\1")
 
 
 def commands_of(
     text: str, arguments: Sequence[str] = (), *, path: str | None = None, variables: Mapping[str, str] | None = None
 ) -> Script:
     """Read a shell script that is started with `arguments`, as the file `path`, and with `variables` before it."""
-    known = _positions(arguments) | dict(variables or {}) | ({} if path is None else {"0": path})
-    shell = Shell(arguments, known, dict(variables or {}))
+    shell = Shell(known=dict(variables or {}) | ({} if path is None else {"0": path}), exported=dict(variables or {}))
+    shell.set_arguments(arguments)
     return _Reader(f"{_THIS_FILE.sub('${0}', text)}\n".replace("\r\n", "\n"), shell).script()
-
-
-def _script_in(words: Sequence[str]) -> str | None:
-    """Return the script in `bash -c SCRIPT`, with whatever starts that shell before it."""
-    for program, flag, script in zip(words, words[1:], words[2:], strict=False):
-        if program.rpartition("/")[2] in ("bash", "sh") and re.fullmatch("-[a-z]*c", flag):
-            return script
-    return None
 
 
 def command_of(words: Sequence[str]) -> Command:
@@ -55,16 +50,22 @@ def command_of(words: Sequence[str]) -> Command:
     return Command(variables, rest)
 
 
-def _positions(arguments: Sequence[str]) -> dict[str, str]:
-    return {str(number): argument for number, argument in enumerate(arguments, start=1)}
+def _restore(known: dict[str, Any], earlier: Mapping[str, Any], names: set[str]) -> None:
+    """Make variables again what they were."""
+    for name in names:
+        known.pop(name, None)
+    known |= {name: earlier[name] for name in names & earlier.keys()}
 
 
 class _Reader:
     """Reads the commands of a text; `source` reads their words."""
 
-    def __init__(self, text: str, shell: Shell):
-        self.source = WordReader(text, shell)
+    def __init__(self, text: str, shell: Shell, *, is_within_undecided: bool = False):
+        self.source = WordReader(text, shell, knows_all=bool(shell.calling))
+        self.is_within_undecided = is_within_undecided
         self.words: list[str] = []
+        self.replaced: dict[str, str | None] = {}
+        """What the variables were that stand before a command; None: not set."""
         self.subshells = 0
         """Count of the subshells around what is read."""
         self.around: list[Branches] = []
@@ -83,12 +84,21 @@ class _Reader:
     @property
     def is_undecided(self) -> bool:
         """Whether nothing is known of a condition or a loop around what is read."""
-        return any(not one.decides for one in (*self.around, self.one) if one is not None)
+        return self.is_within_undecided or any(not one.decides for one in (*self.around, self.one) if one is not None)
 
     def script(self) -> Script:
+        self.read()
+        shell = self.shell
+        for name in sorted(shell.assigned - shell.found.expanded - shell.exported.keys()):
+            shell.found.remark(f"{name} is set and not exported, so the commands do not get it")
+        for name in sorted(shell.functions.keys() - shell.called):
+            shell.found.remark(f"the function {name} is {NOT_CALLED}, and is left out")
+        return shell.found
+
+    def read(self) -> None:
         source = self.source
         while source.at < len(source.text):
-            if source.skip() or (not self.words and self._control()):
+            if source.skip() or (not self.words and (self._defines() or self._control())):
                 continue
             if source.text[source.at] in ENDS_COMMAND:
                 self._operator()
@@ -97,7 +107,7 @@ class _Reader:
             elif source.text[source.at] == ")" and self.subshells:
                 source.at, self.subshells = source.at + 1, self.subshells - 1
                 self._end_command()
-            elif here := _HERE.match(source.text, source.at):
+            elif here := HERE.match(source.text, source.at):
                 self._leave_out_lines(here.end(), here[2])
             elif redirection := _REDIRECTION.match(source.text, source.at):
                 source.at = redirection.end()
@@ -113,9 +123,14 @@ class _Reader:
                 for word in source.words(ends=")" if self.subshells else "", may_assign=self._may_assign()):
                     self._add(word)
         self._end_command()
-        for name in sorted(self.shell.assigned - self.shell.found.expanded - self.shell.exported.keys()):
-            self.shell.found.remark(f"{name} is set and not exported, so the commands do not get it")
-        return self.shell.found
+
+    def _defines(self) -> bool:
+        """Go past the definition of a function, and return whether there is one."""
+        found = function_at(self.source.text, self.source.at)
+        if found is None:
+            return False
+        name, self.shell.functions[name], self.source.at = found
+        return True
 
     def _control(self) -> bool:
         """Go past what opens or parts a condition, where it is decided; return whether something does."""
@@ -194,7 +209,7 @@ class _Reader:
         """Go back to where the next turn of a loop begins, if there is one."""
         source, loop = self.source, branches.loop
         if branches.is_loop:
-            source.knows_all = any(one.is_loop for one in self.around)
+            source.knows_all = bool(self.shell.calling) or any(one.is_loop for one in self.around)
         if loop is None or loop.items == []:
             return
         source.text, source.at = loop.text, loop.begins
@@ -259,7 +274,8 @@ class _Reader:
             source.text = source.text[: line + 1] + source.text[close.end() + 1 :]
 
     def _add(self, word: str) -> None:
-        if not self.words and word in _BETWEEN:
+        if not self.words and word in (*_BETWEEN, "{", "}"):
+            self._group(word)
             return
         appended = _APPENDED.fullmatch(word)
         if appended and not self.words:
@@ -267,8 +283,19 @@ class _Reader:
         assigned = ASSIGNMENT.fullmatch(word)
         if assigned and self._may_assign():
             self._assigns(assigned[1])
+            if self.words[:1] == [] or self.words[0] not in DECLARES:
+                self.replaced.setdefault(assigned[1], self.shell.known.get(assigned[1]))
             self.shell.known[assigned[1]] = assigned[2]
         self.words.append(word)
+
+    def _group(self, word: str) -> None:
+        """Begin or end `{ …; }`: the test before its `&&` decides on all of it."""
+        if word == "{":
+            group, self.one = self.one or Branches("{"), None
+            group.is_group = True
+            self.around.append(group)
+        elif word == "}" and self.around and self.around[-1].is_group:
+            self._leave(self.around.pop())
 
     def _assigns(self, name: str) -> None:
         if self.is_undecided:
@@ -277,7 +304,8 @@ class _Reader:
             )
 
     def _may_assign(self) -> bool:
-        return self.words[:1] == ["export"] or all(ASSIGNMENT.fullmatch(earlier) for earlier in self.words)
+        declares = bool(self.words) and self.words[0] in DECLARES
+        return declares or all(ASSIGNMENT.fullmatch(earlier) for earlier in self.words)
 
     def _array(self) -> list[str]:
         """Read the items of `NAME=(…)`, behind its parenthesis."""
@@ -294,8 +322,13 @@ class _Reader:
 
     def _end_command(self) -> None:
         words, self.words = self.words, []
-        if not words:
-            return
+        replaced, self.replaced = self.replaced, {}
+        if words:
+            if command_of(words).words:  # it alone gets them
+                _restore(self.shell.known, {k: v for k, v in replaced.items() if v is not None}, {*replaced})
+            self._do(words)
+
+    def _do(self, words: list[str]) -> None:
         if words[0] in _CLOSES:
             if self.around:
                 ended = self.around.pop()
@@ -306,37 +339,55 @@ class _Reader:
             self.around.append(Branches(words[0], decides=False))
         if words[0] in BREAKS and self._breaks(words[0], " ".join(words)):
             return
+        if words[0] == "return" and self.shell.calling:
+            if not self.is_undecided and all(one is None or one.before is None for one in (*self.around, self.one)):
+                self.source.at = len(self.source.text)
+            return
         if words[0] == ":":  # its words alone count, as those of : "${X:=d}"
             return
-        if words[0] == "shift":
-            self._shift(words[1:])
+        if sets(self.shell, words, is_undecided=self.is_undecided):
             return
         shell, command = self.shell, command_of(words)
-        if words[0] == "export":
-            names = [word.partition("=")[0] for word in words[1:]]
-            shell.exported |= {name: shell.known[name] for name in names if name in shell.known}
+        if command.words and command.words[0] in shell.functions:
+            self._call(command)
+        elif command.words[:1] == ["eval"] and not any(mark in " ".join(words) for mark in ("$(", "`")):
+            self._read_here(" ".join(command.words[1:]))
         elif command.words and command.words[0].startswith("--") and shell.found.commands:
             shell.found.remark(
                 f"{command.words[0]} stands behind a line without \\, and is read as part of the command"
             )
             shell.found.commands[-1].words.extend(command.words)
-        elif (inner := _script_in(command.words)) is not None:
+        elif (inner := script_in(command.words)) is not None:
             self._read_inner(inner, shell.exported | command.variables)
         elif command.words:
             shell.found.commands.append(Command(shell.exported | command.variables, command.words))
         else:
             shell.assigned |= command.variables.keys()
 
-    def _shift(self, words: Sequence[str]) -> None:
-        shell = self.shell
-        if self.is_undecided:
-            shell.found.remark(
-                "shift stands in a condition or a loop, which is not followed: write values in place of $1"
-            )
+    def _call(self, command: Command) -> None:
+        """Read the body of a function, with the arguments and the variables that it is called with."""
+        shell, (name, *arguments) = self.shell, command.words
+        shell.called.add(name)
+        if name in shell.calling:
+            shell.found.remark(f"the function {name} calls itself, which is not followed")
             return
-        shell.arguments = shell.arguments[int(words[0]) if words and words[0].isdecimal() else 1 :]
-        named = {name: value for name, value in shell.known.items() if name == "0" or not name.isdecimal()}
-        shell.known = named | _positions(shell.arguments)
+        around, outer, before = shell.arguments, shell.local, (shell.known, shell.exported, shell.arrays)
+        shell.known, shell.exported = shell.known | command.variables, shell.exported | command.variables
+        shell.arrays, shell.local, shell.calling = dict(shell.arrays), set(command.variables), (*shell.calling, name)
+        shell.set_arguments(arguments)
+        self._read_here(shell.functions[name])
+        shell = self.shell
+        _restore(shell.known, before[0], shell.local)
+        _restore(shell.exported, before[1], shell.local)
+        _restore(shell.arrays, before[2], shell.local)
+        shell.calling, shell.local = shell.calling[:-1], outer
+        shell.set_arguments(around)
+
+    def _read_here(self, text: str) -> None:
+        """Read commands as if they stood here."""
+        inner = _Reader(f"{text}\n", self.shell, is_within_undecided=self.is_undecided)
+        inner.read()
+        self.source.shell = inner.shell
 
     def _read_inner(self, text: str, variables: dict[str, str]) -> None:
         """Read the script that a shell is given by `-c`, which sees `variables`."""
