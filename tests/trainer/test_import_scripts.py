@@ -190,7 +190,13 @@ def test_of_several_commands_one_is_named_by_its_number(tmp_path: Path, capsys: 
         assert yaml.safe_load(text)["algorithm"]["beta"] == beta
         assert "left out of the script: swift sft …" in said
     assert "--nth 4: there are 3 commands" in refused(capsys, "import-swift", "--nth", 4, script)
-    assert "--nth is no number" in refused(capsys, "import-swift", "--nth", "x", script)
+    for wrong in (["--nth", "x"], ["--nth", "00"], ["--nth=0"], ["A=1", "--nth"]):
+        assert "--nth is no number" in refused(capsys, "import-swift", *wrong, script)
+    assert main(["import-swift", "A=1", "--nth=2", str(script)]) == 0
+    assert yaml.safe_load(capsys.readouterr()[0])["algorithm"]["beta"] == 0.2
+    script.write_text(f"swift rlhf --model a {COMMAND}\n")
+    assert "--nth 2: there is 1 command swift rlhf" in refused(capsys, "import-swift", "--nth", 2, script)
+    assert "x.yaml is no script of several" in refused(capsys, "import-swift", "--nth", 5, "x.yaml")
 
 
 def test_a_command_in_quotation_marks_is_read(capsys: pytest.CaptureFixture[str]):

@@ -15,12 +15,12 @@ from .python_source import SUFFIXES as PYTHON
 from .python_source import python_source
 from .run_file import RunFile
 from .script_reader import TrlScript
-from .shell_words import Command, Script
+from .shell_words import ASSIGNMENT, Command, Script
 from .swift import import_swift
 from .swift_script import read_swift_script
 from .trl import import_trl
 from .trl_script import calls_grpo_trainer, read_trl_script
-from .words import command_of, commands_of
+from .words import NOT_CALLED, command_of, commands_of
 
 USAGE = """\
 usage: grpo-train import-swift [VARIABLE=VALUE …] [swift rlhf] --rlhf_type grpo --model … > RUN.yaml
@@ -64,11 +64,7 @@ def main(word: str, argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("--help", "-h"):
         print(USAGE, end="", file=sys.stdout if argv else sys.stderr)
         return 0 if argv else 2
-    words, nth = list(argv), None
-    if words[0] == NTH:
-        if len(words) < 3 or not words[1].isdecimal() or words[1] == "0":
-            raise UsageError(f"{NTH} is no number of a command in a file", hint=f"{NTH} 2 FILE.sh takes the second")
-        nth, words = int(words[1]), words[2:]
+    words, nth = _without_nth(argv)
     run, title = (_swift if word == "import-swift" else _trl)(words, nth)
     content = run.text(title)
     for kind, notes in (("otherwise", run.differs), ("not needed", run.not_needed)):
@@ -76,6 +72,20 @@ def main(word: str, argv: Sequence[str]) -> int:
             print(f"{kind}: {note}", file=sys.stderr)
     print(content, end="")
     return 0
+
+
+def _without_nth(argv: Sequence[str]) -> tuple[list[str], int | None]:
+    """Take `--nth N` out of the words before the file, behind variables, too. Raises UsageError."""
+    at = next((i for i, word in enumerate(argv) if not ASSIGNMENT.fullmatch(word)), 0)
+    option, equals, value = argv[at].partition("=")
+    if option != NTH:
+        return list(argv), None
+    number, rest = (value, argv[at + 1 :]) if equals else ("".join(argv[at + 1 : at + 2]), argv[at + 2 :])
+    if not rest or not number.isdecimal() or not int(number):
+        raise UsageError(f"{NTH} is no number of a command in a file", hint=f"{NTH} 2 FILE.sh takes the second")
+    if Path(rest[0]).suffix in (*SUFFIXES, *PYTHON) or rest[0].startswith("-"):
+        raise UsageError(f"{NTH} {number}: {rest[0]} is no script of several commands", hint=f"leave {NTH} out")
+    return [*argv[:at], *rest], int(number)
 
 
 def _swift(argv: list[str], nth: int | None) -> tuple[RunFile, str]:
@@ -187,8 +197,10 @@ def _chosen(
     if not found and other_verb:
         raise UsageError(f"{program} {other_verb} is no GRPO: only {program} {verb} is imported")
     if not found:
+        unread = [remark for remark in script.remarks if NOT_CALLED in remark]
         raise UsageError(
-            f"there is no command {program} {verb} in it", hint="the options of one can be given as they are"
+            f"there is no command {program} {verb} in it",
+            hint="; ".join([*unread, "the options of one can be given as they are"]),
         )
     chosen = _one_of(_of_grpo(found), f"{program} {verb}", nth)
     before = [server for place, server in starts if place <= found.index(chosen)]
@@ -210,7 +222,8 @@ def _of_grpo(commands: list[Command]) -> list[Command]:
 
 def _one_of(commands: list[Command], shown: str, nth: int | None) -> Command:
     if nth is not None and nth > len(commands):
-        raise UsageError(f"{NTH} {nth}: there are {len(commands)} commands {shown} in it")
+        there = f"are {len(commands)} commands" if len(commands) > 1 else "is 1 command"
+        raise UsageError(f"{NTH} {nth}: there {there} {shown} in it")
     if nth is None and len(commands) > 1:
         raise UsageError(
             f"there are {len(commands)} commands {shown} in it, and a run file is one run",
