@@ -262,3 +262,9 @@ def test_the_optimizer_is_the_one_that_is_asked_for_or_is_named(
 def test_lora_plus_has_pefts_name(capsys: pytest.CaptureFixture[str]):
     text, _ = imported(capsys, "swift", "rlhf", *SWIFT, "--model", "m", "--lorap_lr_ratio", 16)
     assert yaml.safe_load(text)["optimizer"]["loraplus_lr_ratio"] == 16
+    command = ("swift", "rlhf", *SWIFT, "--model", "m")
+    assert "not needed: --lorap_lr_ratio 0: off, as here" in imported(capsys, *command, "--lorap_lr_ratio", 0)[1]
+    _, said = imported(capsys, *command, "--train_type", "full", "--lorap_lr_ratio", 16, "--lora_rank", 4)
+    for shown in ("--lorap_lr_ratio 16", "--lora_rank 4"):
+        assert f"otherwise: {shown}: nothing reads it beside the other options of the command" in said
+    assert "did you mean" not in said

@@ -219,6 +219,8 @@ def report_rest(run: RunFile, options: Options, *, of: str = "") -> None:
             run.differs.append(f"{shown}: {peer.not_here[name]}")
         elif of and name in peer.known:
             run.differs.append(f"{shown}: give it to the command that trains, which decides on it here")
+        elif name in peer.known:
+            run.differs.append(f"{shown}: nothing reads it beside the other options of the command")
         else:
             close = get_close_matches(name, peer.known, n=1, cutoff=0.8)
             meant = f"; did you mean --{close[0]}? Nothing is set by it" if close else ""

@@ -207,7 +207,10 @@ def _set_lora(options: Options, run: RunFile, shown: str) -> None:
         run.set("model.lora.target_modules", target_modules(modules), options.shown("target_modules"))
     if parameters := options.values("target_parameters"):
         run.set("model.lora.target_parameters", parameters, options.shown("target_parameters"))
-    if ratio := options.number("lorap_lr_ratio"):
+    ratio = options.number("lorap_lr_ratio")
+    if ratio == 0:
+        run.not_needed.append(f"{options.shown('lorap_lr_ratio')}: off, as here")
+    elif ratio is not None:
         ratio = checked("optimizer.loraplus_lr_ratio", ratio, options.shown("lorap_lr_ratio"))
         run.set("optimizer.loraplus_lr_ratio", ratio, options.shown("lorap_lr_ratio"))
     adapters = options.values("adapters") or []
