@@ -18,6 +18,7 @@ from grpo_trainer.config.peer_options import PeerOptions
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.config.swift_options import MS_SWIFT
 from grpo_trainer.config.trl_options import TRL as TRL_OPTIONS
+from grpo_trainer.imports.rewards import BUILT_IN, Found, add_models
 
 DATA = Path(__file__).parent / "import_data"
 COMMANDS = sorted((DATA / "commands").iterdir())
@@ -398,6 +399,13 @@ def test_several_reward_models_are_rewards_by_their_names_with_their_weights(cap
         capsys, *SWIFT, "--reward_model", *models, "--reward_weights", "1", "0.5", "0.2", "0.3", "0.4"
     )
     run = RunConfig.model_validate(yaml.safe_load(text))
-    assert run.reward.weights == {"format": 1.0, "one": 0.5, "two": 0.2, "one-2": 0.3, "format-2": 0.4}
-    assert "--reward-model one=A/one two=B/two one-2=C/one format-2=D/format" in text
+    assert run.reward.weights == {"format": 1.0, "one": 0.5, "two": 0.2, "one-2": 0.3, "format-model": 0.4}
+    assert "--reward-model one=A/one two=B/two one-2=C/one format-model=D/format" in text
     assert "reward_model" not in said
+
+
+def test_no_reward_model_gets_the_name_of_a_built_in_reward():
+    assert built_in_rewards().keys() == BUILT_IN
+    found = Found()
+    add_models(found, ["A/format", "B/judge", "C/format"])
+    assert found.funcs == ["format-model", "judge-model", "format-model-2"]

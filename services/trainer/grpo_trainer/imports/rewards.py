@@ -9,6 +9,13 @@ from typing import Any
 
 from .run_file import RunFile
 
+BUILT_IN = {
+    "accuracy", "code", "cosine", "countdown", "exact_match", "format", "gsm8k", "json_schema", "judge", "length",
+    "math_boxed", "min_length", "multiple_choice", "react_format", "reasoning_steps", "regex", "repetition",
+    "reward_model", "soft_overlong", "tag_count", "think_language", "tool_call",
+}  # fmt: skip
+"""The rewards of the reward service: no model of `--reward-model` may have the name of one."""
+
 
 @dataclass(frozen=True)
 class OurReward:
@@ -54,6 +61,7 @@ def add_models(found: Found, models: Sequence[str]) -> None:
     found.arguments.append("--reward-model")
     for model in models:
         last = re.sub(r"[^\w.-]", "-", model.rstrip("/").rpartition("/")[2]) or "model"
+        last = f"{last}-model" if last in BUILT_IN else last
         taken = {name.rpartition(":")[2] for name in found.funcs}
         name = next(name for name in chain([last], (f"{last}-{i}" for i in count(2))) if name not in taken)
         found.funcs.append(name)
