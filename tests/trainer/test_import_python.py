@@ -294,15 +294,15 @@ def test_a_reward_that_is_made_when_the_script_runs_is_taken_by_its_name_or_name
 ):
     Path("train.py").write_text(
         "def make(scale):\n  def f(completions, **k): return [scale] * len(completions)\n  return f\n"
-        "short = make(0.5)\nfirm = lambda completions, **k: [1.0]\n"
+        "short = make(0.5)\ncut = partial(own, x=1)\nfirm = lambda completions, **k: [1.0]\n"
         "def main():\n  inner = make(2)\n"
-        "  GRPOTrainer('m', [short, inner, make(0.1), firm, lambda completions: [1.0]],"
-        " args=GRPOConfig(reward_weights=[1, 2, 3, 4, 5]), train_dataset=load_dataset('d'))\n"
+        "  GRPOTrainer('m', [short, inner, make(0.1), firm, lambda completions: [1.0], cut],"
+        " args=GRPOConfig(reward_weights=[1, 2, 3, 4, 5, 6]), train_dataset=load_dataset('d'))\n"
     )
     text, said = imported(capsys, "train.py", "--num_processes", 1)
     reward = yaml.safe_load(text)["reward"]
-    assert reward["reward_funcs"] == ["train.py:short", "train.py:firm"]
-    assert reward["reward_weights"] == [1.0, 4.0]
+    assert reward["reward_funcs"] == ["train.py:short", "train.py:firm", "train.py:cut"]
+    assert reward["reward_weights"] == [1.0, 4.0, 6.0]
     assert "reward inner is no function that a file has by a name: make is called when the script runs" in said
     assert "write NAME = make(0.1) at the top level of a file, name FILE.py:NAME in reward.reward_funcs" in said
     assert "it is left out; write it as a function of a file" in said

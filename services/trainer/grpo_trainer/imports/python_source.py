@@ -149,10 +149,11 @@ class PythonSource:
         return sum(meanings) == 1 and self.imported.get(name) != ""
 
     def makes_at_import(self, name: str) -> bool:
-        """Return whether a name of the module is a lambda, or what a function of the module has returned."""
+        """Return whether a name of the module is a lambda, a `partial`, or what a function of the module returned."""
         made = [part.value for part in self.tree.body if isinstance(part, ast.Assign) and _is(part.targets, name)]
         return len(made) == 1 and (
-            isinstance(made[0], ast.Lambda) or (isinstance(made[0], ast.Call) and called(made[0]) in self.importable)
+            isinstance(made[0], ast.Lambda)
+            or (isinstance(made[0], ast.Call) and called(made[0]) in (*self.importable, "partial"))
         )
 
     def attributes_of(self, name: str) -> dict[str, ast.expr | None]:
