@@ -51,6 +51,8 @@ def test_variables_before_a_command_and_exported_ones_reach_it():
         ({"A": "1", "n": "7", "C": "7", "D": "x y"}, ["run", "2"]),
         ({"A": "3"}, ["other"]),
     ]
+    (later,) = commands_of("export A=1\nA=2\nrun\n").commands
+    assert later.variables == {"A": "2"}
 
 
 def test_the_script_that_a_shell_is_given_is_read_with_its_variables():

@@ -363,6 +363,7 @@ class _Reader:
             shell.found.commands.append(Command(shell.exported | command.variables, command.words))
         else:
             shell.assigned |= command.variables.keys()
+            shell.exported |= {name: shell.known[name] for name in command.variables.keys() & shell.exported.keys()}
 
     def _call(self, command: Command) -> None:
         """Read the body of a function, with the arguments and the variables that it is called with."""
