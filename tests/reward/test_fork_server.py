@@ -89,7 +89,7 @@ async def test_a_fork_server_that_comes_back_with_other_code_is_the_end(tmp_path
     async with asyncio.timeout(PATIENCE_S):
         while machinery.executor.failed is None:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert "the file of misbehave is not what it was" in machinery.executor.failed
+    assert "file or model of misbehave is not what it was" in machinery.executor.failed
     await machinery.executor.stop()
 
 

@@ -1,8 +1,10 @@
 """Reward models: one behind a URL, and one that the workers share, against transformers itself."""
 
 import asyncio
+import json
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -264,6 +266,34 @@ async def test_each_of_several_models_is_a_reward_of_its_own(tmp_path, server):
     assert len({round(one.score, 3) for one in found.values() if one.score is not None}) == 3
     assert found["remote"].score == 0.75
     assert "rewards of their own: helpful, harmless" in found["reward_model"].detail
+
+
+def code_hashes(**models: str) -> dict[str, str]:
+    """Reward → its hash with these models, in a process of its own, as a server begins."""
+    code = (
+        "import json\nfrom grpo_reward.registry import load_rewards\n"
+        "print(json.dumps({name: reward.code_hash for name, reward in load_rewards([]).items()}))\n"
+    )
+    given = [model if name == "reward_model" else f"{name}={model}" for name, model in models.items()]
+    environment = os.environ | environment_of_rewards(Settings(reward_model=given))
+    shown = subprocess.run(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, check=True, timeout=START_S
+    )
+    return {name: code_hash for name, code_hash in json.loads(shown.stdout).items() if name in {*models, "format"}}
+
+
+def test_another_model_is_another_reward(tmp_path):
+    """A run that goes on is held to the hashes. These models differ in the head alone, as a base's descendants may."""
+    other = make_classifier()
+    other.score.weight.data.neg_()
+    one, two = (str(save(tmp_path / name, model)) for name, model in {"one": make_classifier(), "two": other}.items())
+    url = "http://127.0.0.1:8005"
+    before = code_hashes(reward_model=one, A=one, B=two, C=f"{url}/one")
+    swapped = code_hashes(reward_model=two, A=two, B=one, C=f"{url}/two")
+    assert {name for name in before if before[name] == swapped[name]} == {"format"}
+    moved = Path(one).rename(tmp_path / "moved")
+    (moved / "README.md").write_text("Moved.")
+    assert code_hashes(reward_model=str(moved), A=str(moved), B=two, C=f"{url}/one") == before
 
 
 @pytest.mark.parametrize(

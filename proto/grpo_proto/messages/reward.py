@@ -113,7 +113,9 @@ class RewardDescription(Response):
     documentation: str
     params_schema: dict[str, Any] = Field(description="JSON schema of `params`, with defaults.")
     columns: list[str] = Field(description="Dataset columns every sample must have.")
-    code_hash: str = Field(description="SHA-256 of the reward's file and of the files it imports from its own folder.")
+    code_hash: str = Field(
+        description="SHA-256 of the reward's file, of the files it imports from its own folder, and of its model."
+    )
     batch: bool = Field(
         default=False,
         description="Whether the reward scores all samples of a request in one call, and may compare them.",

@@ -87,7 +87,8 @@ class Reward:
     takes_all_columns: bool
     """A batch function with `**kwargs` gets every column that any sample has."""
     code_hash: str
-    """Digest of the file the function is written in, and of those it imports relatively; see `code_hash.py`."""
+    """Digest of the file the function is written in, and of those it imports relatively; see `code_hash.py`. With
+    `--reward-model` the model is a part of it."""
 
 
 MARKED: list[Reward] = []

@@ -36,8 +36,7 @@ def built_in_rewards(importing: Callable[[str], object] = lambda model: None) ->
         from .rewards.reward_model import load_model
 
         importing(f"--reward-model {model}" if name == UNNAMED else f"--reward-model {name}={model}")
-        if (reward := load_model(name, model)) is not None:
-            found[name] = reward
+        found[name] = load_model(name, model)
     return found
 
 

@@ -293,7 +293,7 @@ class ProcessExecutor:
         hashes = {name: reward.description.code_hash for name, reward in rewards.items()}
         changed = [name for name, was in self._rewards.items() if hashes.get(name) != was.description.code_hash]
         if changed:
-            raise ExecutorUnavailable(f"the file of {', '.join(changed)} is not what it was when this server started")
+            raise ExecutorUnavailable(f"file or model of {', '.join(changed)} is not what it was at the server's start")
         self._rewards = rewards
 
     async def _heard(self) -> dict[str, Any] | None:

@@ -1,9 +1,12 @@
 """A model that was trained to score: sequence classification with one label."""
 
+import hashlib
+import json
 import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "REWARD_MODEL_API_KEY"
 MICRO_BATCH_TOKENS = 4096
 """Padding included; a longer text is a micro-batch of its own."""
+SAMPLED_NUMBERS = 4096
+"""How many numbers of each tensor count for a model's identity; a tensor that has fewer counts whole."""
 
 
 @reward(columns=[])
@@ -88,24 +93,36 @@ async def reward_model(
     return _loaded[UNNAMED].score(prompts, completions, max_length, num_threads)
 
 
-def load_model(name: str, model: str) -> Reward | None:
-    """Load the model of the reward `name`; a URL's is elsewhere. Return the reward, None where it is `reward_model`.
+def load_model(name: str, model: str) -> Reward:
+    """Load the model of the reward `name`; a URL's is elsewhere. Return the reward, whose `code_hash` covers the model.
 
     Raises PluginError.
     """
     if is_url(model):
-        return _named(name, _behind(model), f"The logit of the reward model behind {model}, see `reward_model`.")
+        about = f"The logit of the reward model behind {model}, see `reward_model`."
+        return _with_model(_named(name, _behind(model), about), model)
     if name not in _loaded:
         _loaded[name] = _LocalModel(model)
+    local = _loaded[name]
     if name == UNNAMED:
-        return None
-    return _named(name, _of_loaded(_loaded[name]), f"The logit of the reward model {model}, see `reward_model`.")
+        return _with_model(_mark(reward_model), local.identity)
+    about = f"The logit of the reward model {model}, see `reward_model`."
+    return _with_model(_named(name, _of_loaded(local), about), local.identity)
 
 
 def _named(name: str, function: Callable[..., Any], documentation: str) -> Reward:
     function.__doc__ = documentation
-    made: Reward = vars(reward(name=name, columns=[])(function))["__reward__"]
-    return made
+    return _mark(reward(name=name, columns=[])(function))
+
+
+def _mark(function: Callable[..., Any]) -> Reward:
+    mark: Reward = vars(function)["__reward__"]
+    return mark
+
+
+def _with_model(mark: Reward, identity: str) -> Reward:
+    """Make the model a part of the reward's code: with another model its scores mean something else."""
+    return replace(mark, code_hash=hashlib.sha256(f"{mark.code_hash} {identity}".encode()).hexdigest())
 
 
 def _of_loaded(local: "_LocalModel") -> Callable[..., Any]:
@@ -223,6 +240,7 @@ class _LocalModel:
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(name)
             self._model, loading = AutoModelForSequenceClassification.from_pretrained(name, output_loading_info=True)
+            written, _ = type(self._model.config).get_config_dict(name)
         except Exception as error:
             raise PluginError(f"--reward-model {name} cannot be loaded: {str(error)[:500]}") from error
         if loading["missing_keys"]:
@@ -241,6 +259,24 @@ class _LocalModel:
         self._tokenizer.truncation_side = "left"
         tokens = sorted(self._tokenizer.all_special_tokens, key=len, reverse=True)
         self._special_token = re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
+        self.identity = self._identity(written)
+
+    def _identity(self, written: dict[str, Any]) -> str:
+        """Return a digest of the model's contents, so that its folder may move: the configuration as it is `written`,
+        what the tokenizer makes of a text, and samples of each tensor, because models of one family differ in their
+        numbers alone."""
+        digest = hashlib.sha256()
+        config = {name: value for name, value in written.items() if name not in _NOT_OF_THE_MODEL}
+        tokenizer = self._tokenizer
+        vocabulary = sorted(tokenizer.get_vocab().items())
+        texts = [config, vocabulary, tokenizer.chat_template, tokenizer.all_special_tokens, self._limit]
+        digest.update(json.dumps(texts, sort_keys=True, default=str).encode())
+        for name, tensor in sorted(self._model.state_dict().items()):
+            numbers = tensor.flatten()
+            sample = numbers[:: -(-numbers.numel() // SAMPLED_NUMBERS) or 1].contiguous()
+            digest.update(f"{name} {list(tensor.shape)} {tensor.dtype}".encode())
+            digest.update(sample.view(self._torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
     def score(
         self, prompts: Sequence[Any], completions: Sequence[str], max_length: int | None, num_threads: int
@@ -317,5 +353,6 @@ class _LocalModel:
             yield rows
 
 
+_NOT_OF_THE_MODEL = {"_commit_hash", "_name_or_path", "transformers_version"}
 _loaded: dict[str, _LocalModel] = {}
 """Reward → its model. It is filled before workers are forked, which share the weights."""
