@@ -88,6 +88,9 @@ def _reward_schema() -> Schema:
     schema = Settings.model_json_schema(mode="validation")
     for key in DECIDED_FOR_THE_REWARD_SERVER:
         del schema["properties"][key]
+    models = schema["properties"]["reward_model"]  # one model needs no list, and null is none, as in the environment
+    kinds = [{"type": models.pop("type"), "items": models.pop("items")}, {"type": "string"}, {"type": "null"}]
+    models["anyOf"] = kinds
     schema.pop("required", None)
     schema["additionalProperties"] = False
     return schema

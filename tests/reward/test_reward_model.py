@@ -20,6 +20,7 @@ from grpo_proto import RewardSpec
 from grpo_reward.config import ConfigError, Settings, read_settings
 from grpo_reward.executors.base import Chunk, ExecutorUnavailable
 from grpo_reward.executors.process import ProcessExecutor
+from grpo_reward.registry import models_of_rewards
 from grpo_reward.rewards.reward_model import reward_model
 from grpo_reward.scorer import checked_params, score_batch
 from grpo_reward.server import environment_of_rewards
@@ -268,6 +269,17 @@ async def test_each_of_several_models_is_a_reward_of_its_own(tmp_path, server):
     assert "rewards of their own: helpful, harmless" in found["reward_model"].detail
 
 
+@pytest.mark.parametrize("folder", ["a,b", "lr=1", "deep/lr=1/model"])
+def test_a_folder_may_have_any_name(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path(folder).mkdir(parents=True)
+    settings = read_settings(["--reward-model", folder, f"rm={folder}"])
+    for name, value in environment_of_rewards(settings).items():
+        monkeypatch.setenv(name, value)
+    assert models_of_rewards() == {"reward_model": folder, "rm": folder}
+    assert read_settings([]).reward_model == settings.reward_model
+
+
 def code_hashes(**models: str) -> dict[str, str]:
     """Reward → its hash with these models, in a process of its own, as a server begins."""
     code = (
@@ -302,9 +314,14 @@ def test_another_model_is_another_reward(tmp_path):
         (["A/one", "B/two"], "B/two has no name: each model of several needs a name of its own, NAME=MODEL"),
         (["rm=A/one", "rm=B/two"], "rm=B/two is a second rm"),
         (["http://127.0.0.1:8005"], "http://127.0.0.1:8005 needs a name"),
+        (["..=A/one"], "..=A/one: '..' is no name: it has letters"),
+        (["=A/one"], "=A/one: '' is no name: it has letters"),
+        (["total=A/one"], "total=A/one: total is the sum of all rewards"),
+        (["environment=A/one"], "environment=A/one: environment is what an episode's environment gives"),
+        (["rm="], "rm= names no model"),
     ],
 )
-def test_models_that_cannot_be_told_apart_are_refused(given, message):
+def test_models_that_cannot_be_told_apart_or_named_are_refused(given, message):
     with pytest.raises(ConfigError, match=re.escape(f"--reward-model: Value error, {message}")):
         read_settings(["--reward-model", *given])
 

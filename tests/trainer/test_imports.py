@@ -394,13 +394,14 @@ def test_demonstrations_of_chord_are_read_by_their_own_columns(
 
 
 def test_several_reward_models_are_rewards_by_their_names_with_their_weights(capsys: pytest.CaptureFixture[str]):
-    models = ["A/one", "B/two", "C/one", "D/format"]
+    models = ["A/one", "B/two", "C/one", "D/format", "E/total"]
     text, said = imported(
-        capsys, *SWIFT, "--reward_model", *models, "--reward_weights", "1", "0.5", "0.2", "0.3", "0.4"
+        capsys, *SWIFT, "--reward_model", *models, "--reward_weights", "1", "0.5", "0.2", "0.3", "0.4", "0.6"
     )
     run = RunConfig.model_validate(yaml.safe_load(text))
-    assert run.reward.weights == {"format": 1.0, "one": 0.5, "two": 0.2, "one-2": 0.3, "format-model": 0.4}
-    assert "--reward-model one=A/one two=B/two one-2=C/one format-model=D/format" in text
+    expected = {"format": 1.0, "one": 0.5, "two": 0.2, "one-2": 0.3, "format-model": 0.4, "total-2": 0.6}
+    assert run.reward.weights == expected
+    assert "--reward-model one=A/one two=B/two one-2=C/one format-model=D/format total-2=E/total" in text
     assert "reward_model" not in said
 
 

@@ -8,18 +8,21 @@
 {{- join ":" (concat (default (list) (.Values.reward.settings).plugin) $paths) -}}
 {{- end -}}
 
-{{/* Settings become their environment variables; lists are joined as the server splits them. */}}
+{{/* Settings become their environment variables; lists are joined as the server splits them, models as JSON. */}}
 {{- define "grpo.rewardEnv" -}}
 {{- $settings := default (dict) .part.settings -}}
 {{ include "grpo.env" . }}
 - {name: GRPO_REWARD_HOST, value: {{ .root.Values.listenAddress | quote }}}
 - {name: GRPO_REWARD_PORT, value: "8001"}
 - {name: GRPO_REWARD_EXECUTOR, value: {{ .part.executor }}}
-{{- range $key, $value := omit $settings "plugin" }}
+{{- range $key, $value := omit $settings "plugin" "reward_model" }}
 {{- if not (kindIs "invalid" $value) }}
 - name: GRPO_REWARD_{{ upper $key }}
   value: {{ ternary (join "," (kindIs "slice" $value | ternary $value (list))) (kindIs "float64" $value | ternary (toJson $value) (toString $value)) (kindIs "slice" $value) | quote }}
 {{- end }}
+{{- end }}
+{{- with $settings.reward_model }}
+- {name: GRPO_REWARD_REWARD_MODEL, value: {{ ternary (toJson .) (toString .) (kindIs "slice" .) | quote }}}
 {{- end }}
 {{- with include "grpo.rewardPluginPaths" .root }}
 - {name: GRPO_REWARD_PLUGIN, value: {{ . | quote }}}

@@ -22,7 +22,6 @@ or a `Score`, which alone can say that something broke for one sample of many. A
 """
 
 import inspect
-import re
 import reprlib
 import warnings
 from collections.abc import Callable, Sequence
@@ -35,13 +34,13 @@ from pydantic.fields import FieldInfo
 
 from grpo_proto.code_hash import code_hash
 
+from .reward_names import refused_name
+
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 SAMPLE_FIELDS = {"prompt": "prompt", "completion_token_ids": "completion_token_ids", "truncated": "truncated"}
 BATCH_FIELDS = {"prompts": "prompt", "completion_ids": "completion_token_ids", "truncated": "truncated"}
 """Parameter name → field of the sample."""
-_NAME = re.compile(r"[\w.-]+")
-"""It stands in `countdown,format:0.1`, and in lines of the log."""
 _TEXTS = ("completion", "completions")
 _OF_THE_OTHER = {name: field for name, field in BATCH_FIELDS.items() if name != field}
 """What a function of `completions` takes, and what it is called for a function of `completion`."""
@@ -181,8 +180,8 @@ def _inspect(function: Callable[..., Any], name: str | None, columns: Sequence[s
                 parameter.annotation if annotated else Any,
                 ... if required else parameter.default,
             )
-    if not _NAME.fullmatch(name):
-        raise TypeError(f'reward {name!r}: a name has letters, digits, _, - and dots only, as in @reward(name="mine")')
+    if problem := refused_name(name):
+        raise TypeError(f'reward {name!r}: {problem}, as in @reward(name="mine")')
     model = params_model(name, params)
     for parameter in parameters:
         if parameter.name in params:

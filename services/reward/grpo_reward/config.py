@@ -13,7 +13,7 @@ from grpo_proto.api_token import ALSO_VARIABLE, TOKEN_VARIABLE, TokenError, serv
 from grpo_proto.loopback import is_loopback
 
 from .refusal import nearest
-from .reward_models import named_models
+from .reward_models import models_in, named_models
 
 ENV_PREFIX = "GRPO_REWARD_"
 METAVARS = {"plugin": "FILE.py[:NAME]", "reward_model": "[NAME=]MODEL"}
@@ -50,7 +50,8 @@ class Settings(BaseSettings):
     reward_model: Annotated[list[str], NoDecode] = Field(
         default_factory=list,
         description="Classification models: a folder or Hub name, loaded at the start, for reward_model; NAME=MODEL, "
-        "also several, each the reward NAME; NAME=URL of a server as for reward_model; in the environment by ','.",
+        "also several, each the reward NAME; NAME=URL of a server as for reward_model; in the environment by ',', "
+        "or a JSON list.",
     )
     worker_env: Annotated[list[str], NoDecode] = Field(
         default_factory=list,
@@ -98,10 +99,15 @@ class Settings(BaseSettings):
                 plugins.append(part)
         return plugins
 
-    @field_validator("allowed_url", "reward_model", "worker_env", mode="before")
+    @field_validator("allowed_url", "worker_env", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+    @field_validator("reward_model", mode="before")
+    @classmethod
+    def _models_in(cls, value: Any) -> Any:
+        return models_in(value) if isinstance(value, str) else value
 
     @field_validator("reward_model")
     @classmethod

@@ -13,7 +13,7 @@ from pathlib import Path
 from . import rewards as built_in
 from .author import Reward
 from .plugin import PluginError, installed_rewards, left_out, located, rewards_of, rewards_of_plugin, split_plugin
-from .reward_models import MODELS_VARIABLE, UNNAMED, named_models
+from .reward_models import MODELS_VARIABLE, UNNAMED, models_in, named_models
 
 log = logging.getLogger("grpo_reward")
 
@@ -32,7 +32,7 @@ def built_in_rewards(importing: Callable[[str], object] = lambda model: None) ->
     found = {}
     for name in _built_in_names():
         [found[name]] = rewards_of(importlib.import_module(f"{built_in.__name__}.{name}"))
-    for name, model in _models().items():
+    for name, model in models_of_rewards().items():
         from .rewards.reward_model import load_model
 
         importing(f"--reward-model {model}" if name == UNNAMED else f"--reward-model {name}={model}")
@@ -51,7 +51,7 @@ def plugin_rewards(
     """
     plugins = [located(plugin) for plugin in plugins]
     found: dict[str, Reward] = {}
-    origin = {name: f"--reward-model {name}={model}" for name, model in _models().items()}
+    origin = {name: f"--reward-model {name}={model}" for name, model in models_of_rewards().items()}
     origin |= {name: f"the built-in {name}.py" for name in _built_in_names()}
     files = []
     for path in plugins:
@@ -80,10 +80,10 @@ def _built_in_names() -> list[str]:
     return [info.name for info in pkgutil.iter_modules(built_in.__path__)]
 
 
-def _models() -> dict[str, str]:
+def models_of_rewards() -> dict[str, str]:
     """Reward → model of `--reward-model`. Raises PluginError."""
     try:
-        models = named_models([text for text in os.environ.get(MODELS_VARIABLE, "").split(",") if text])
+        models = named_models(models_in(os.environ.get(MODELS_VARIABLE, "")))
     except ValueError as error:
         raise PluginError(f"--reward-model: {error}") from None
     for name in models.keys() & set(_built_in_names()) - {UNNAMED}:

@@ -13,7 +13,7 @@ from .config import ENV_PREFIX, Settings
 from .executors.base import Executor, ExecutorUnavailable
 from .executors.environment import KEYS_OF_BUILT_IN, hide_this_process
 from .metrics import Metrics
-from .reward_models import MODELS_VARIABLE, is_url, named_models
+from .reward_models import MODELS_VARIABLE, as_variable, is_url, named_models
 from .sandbox.run import SANDBOX_VARIABLE
 
 LAST_LINES_S = 1.0
@@ -118,5 +118,5 @@ def environment_of_rewards(settings: Settings) -> dict[str, str]:
     if urls:
         environment[f"{ENV_PREFIX}ALLOWED_URL"] = ",".join(urls)
     if settings.reward_model:
-        environment[MODELS_VARIABLE] = ",".join(settings.reward_model)
+        environment[MODELS_VARIABLE] = as_variable(settings.reward_model)
     return environment

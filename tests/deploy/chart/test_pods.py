@@ -1,11 +1,16 @@
 """What every pod and container must have."""
 
 import re
+from typing import Any
 
 import pytest
 
+from grpo_reward.config import Settings
+
 from .rendering import (
+    BASE,
     CASES,
+    SMALL,
     Object,
     containers,
     find,
@@ -176,6 +181,18 @@ def test_reward_settings_are_its_environment() -> None:
     assert environment["GRPO_REWARD_MEMO"] == "1000"
     assert environment["GRPO_REWARD_ALLOWED_URL"] == "https://a/,https://b/"
     assert environment["GRPO_REWARD_BODY_TIMEOUT_S"] == "2.5"
+
+
+@pytest.mark.parametrize(
+    ("given", "read"), [("./m", ["./m"]), (["A=./a,b", "B=Org/b"], ["A=./a,b", "B=Org/b"]), ([], []), (None, [])]
+)
+def test_reward_models_are_one_or_a_list_or_null(given: Any, read: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = render(merged(BASE, SMALL, {"reward": {"settings": {"reward_model": given}}}))
+    container = find(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    name = "GRPO_REWARD_REWARD_MODEL"
+    found = [variable["value"] for variable in container["env"] if variable["name"] == name]
+    monkeypatch.setenv(name, *found or [""])
+    assert Settings().reward_model == read
 
 
 def test_a_renewed_certificate_is_served() -> None:

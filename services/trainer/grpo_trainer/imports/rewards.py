@@ -60,9 +60,9 @@ def add_models(found: Found, models: Sequence[str]) -> None:
         return
     found.arguments.append("--reward-model")
     for model in models:
-        last = re.sub(r"[^\w.-]", "-", model.rstrip("/").rpartition("/")[2]) or "model"
+        last = re.sub(r"[^\w.-]", "-", model.rstrip("/").rpartition("/")[2]).strip("-.") or "model"
         last = f"{last}-model" if last in BUILT_IN else last
-        taken = {name.rpartition(":")[2] for name in found.funcs}
+        taken = {"total", "environment"} | {name.rpartition(":")[2] for name in found.funcs}
         name = next(name for name in chain([last], (f"{last}-{i}" for i in count(2))) if name not in taken)
         found.funcs.append(name)
         found.arguments.append(f"{name}={model}")
