@@ -55,6 +55,10 @@ def test_the_same_layout_goes_on(run_file: Path):
     [
         (["--deepspeed.zero_stage", "3"], "zero_stage 2, and this run has 3"),
         (["--model.dtype", "bfloat16"], "dtype float32, and this run has bfloat16"),
+        (
+            ["--model.freeze_parameters_regex", "norm"],
+            r"model\.freeze_parameters_regex and model\.trainable_parameters_regex None",
+        ),
         (["--model.lora.r", "8"], "lora None, and this run has {'r': 8"),
     ],
 )

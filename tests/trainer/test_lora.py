@@ -93,6 +93,10 @@ class TestRunFile:
         assert "learning_rate" not in doubts_of()
         assert "learning_rate 1e-06 is one of full fine-tuning" in doubts_of("--model.lora.r", "8")
         assert "learning_rate" not in doubts_of("--model.lora.r", "8", "--optimizer.learning_rate", "1e-5")
+        sgd = "--optimizer.name", "sgd"
+        assert doubts_of(*sgd).endswith("by at most 1e-06, learning_rate x max_grad_norm")
+        decays = doubts_of(*sgd, "--optimizer.weight_decay", "10")
+        assert decays.endswith("learning_rate x max_grad_norm, and what weight_decay takes")
 
     def test_a_server_is_started_with_a_rank_that_vllm_has(self):
         assert [served_rank(rank) for rank in (1, 4, 32, 33, 512)] == [1, 8, 32, 64, 512]

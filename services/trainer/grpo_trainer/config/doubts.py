@@ -55,9 +55,10 @@ def doubts(config: RunConfig) -> list[str]:
             f"optimizer.learning_rate {rate:g} is one of full fine-tuning: with model.lora take about ten times as much"
         )
     if config.optimizer.name == "sgd" and 0 < rate < LOWEST_SGD_RATE:
+        decay = ", and what weight_decay takes" if config.optimizer.weight_decay else ""
         found.append(
             f"optimizer.learning_rate {rate:g} is one of AdamW: an update of sgd moves all weights together by at most "
-            f"{rate * config.optimizer.max_grad_norm:g}, learning_rate x max_grad_norm"
+            f"{rate * config.optimizer.max_grad_norm:g}, learning_rate x max_grad_norm{decay}"
         )
     surrogate = config.algorithm.loss
     if surrogate in LOSS_TYPES and surrogate != config.algorithm.loss_type:

@@ -11,6 +11,7 @@ STATE_TAG = "state"
 """DeepSpeed's name for a checkpoint within its folder."""
 BEFORE = {"optimizer": "adamw"}
 """What holds for a checkpoint of an older release, which does not say so."""
+SETTINGS_OF_FROZEN = "model.freeze_parameters_regex and model.trainable_parameters_regex"
 SYNC = "sync_ref_model"
 """In the layout of a checkpoint that holds a reference model: one that moves is not the run's first model."""
 
@@ -60,8 +61,9 @@ def read_engine_state(folder: Path, layout: dict[str, Any]) -> dict[str, Any]:
     for name, value in (layout | {SYNC: layout.get(SYNC)}).items():
         begins_to_move = name == SYNC and SYNC not in saved
         if saved.get(name) != value and not begins_to_move and name != "world_size":
+            setting = SETTINGS_OF_FROZEN if name == "frozen" else name
             raise UsageError(
-                f"the checkpoint {folder} was written with {name} {saved.get(name)}, and this run has {value}",
+                f"the checkpoint {folder} was written with {setting} {saved.get(name)}, and this run has {value}",
                 hint="resume with the model and layout of the checkpoint, or choose another run_dir",
             )
     before, now = saved["world_size"], layout["world_size"]
