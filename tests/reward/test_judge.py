@@ -195,7 +195,7 @@ def test_nobody_listens(monkeypatch):
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         monkeypatch.setenv("GRPO_REWARD_ALLOWED_URL", url)
-        (score,) = asyncio.run(judge(["4"], prompts=["p"], url=url, model="m", request_timeout_s=0.5))
+        (score,) = asyncio.run(judge(["4"], prompts=["p"], url=url, model="m", request_timeout_s=3.0))
     assert (score.score, score.status) == (None, "error")
     assert "Connect" in score.detail
 

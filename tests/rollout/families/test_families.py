@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from grpo_trainer.engine.family import IMAGE_FAMILIES
 from grpo_trainer.engine.model import TRIED_FAMILIES
 from tests.rollout.families.matrix import CURES, PAGE
 from tests.rollout.families.models import FAMILIES
@@ -50,6 +51,9 @@ def test_the_trainer_knows_which_families_have_been_tried():
 
 
 def test_the_page_has_a_row_for_every_family():
-    rows = [line.split("|")[1].strip() for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    text, _, of_images = PAGE.read_text().partition("\n## Images\n")
+    rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
+    seen = [line.split("|")[1].strip() for line in of_images.splitlines() if line.startswith("| ")]
     assert rows == ["family", *FAMILIES]
-    assert "**wrong**" not in PAGE.read_text()
+    assert sorted(name for row in seen[1:] for name in row.split(", ")) == sorted(IMAGE_FAMILIES)
+    assert "**wrong**" not in text
