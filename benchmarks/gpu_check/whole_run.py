@@ -32,6 +32,8 @@ def whole_run_on_one_gpu(place: Place) -> Figures:
     from .served import rollout_server, save_served, state_of, visible_gpus, wait_until_live
 
     model = save_served(place.folder / "model", place)
+    asked = [{"prompt": f"write {number}", "target": number} for number in range(16)]
+    (place.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
     gpus, port = visible_gpus()[:1], free_port()
     scoring = reward_command(port, "--plugin", PLUGIN)
     with (
@@ -102,8 +104,6 @@ def _written(folder: Path, settings: dict[str, Any]) -> Path:
 
 def _train(place: Place, gpus: list[str], *run_files: Path) -> None:
     """Raises RuntimeError when the run ends with another status than 0. Its output goes to this process's errors."""
-    rows = [{"prompt": f"write {number}", "target": number} for number in range(16)]
-    (place.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = [sys.executable, "-m", "grpo_trainer", *map(str, run_files)]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
     ended = subprocess.run(command, cwd=ROOT, env=environment, stdout=sys.stderr, timeout=TIMEOUT_S)

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from ..errors import UsageError
-from .section import Section
+from .section import Section, check_expression
 
 ALL_LINEAR = "all-linear"
 """PEFT's name for every linear layer but the output head."""
@@ -78,10 +78,7 @@ class LoraConfig(Section):
     @classmethod
     def _readable(cls, value: str | list[str]) -> str | list[str]:
         if isinstance(value, str):
-            try:
-                re.compile(value)
-            except re.error as error:
-                raise ValueError(f"{value} is no regular expression: {error}") from error
+            check_expression(value)
         return value
 
     @model_validator(mode="after")

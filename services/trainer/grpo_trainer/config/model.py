@@ -1,12 +1,11 @@
 """The section `model` of a run file."""
 
-import re
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from .lora import LoraConfig
-from .section import Section
+from .section import Section, check_expression
 
 
 class ModelConfig(Section):
@@ -63,10 +62,7 @@ class ModelConfig(Section):
     @classmethod
     def _readable(cls, value: list[str]) -> list[str]:
         for pattern in value:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"{pattern} is no regular expression: {error}") from error
+            check_expression(pattern)
         return value
 
     @model_validator(mode="after")

@@ -1,5 +1,6 @@
 """The base of all sections of a run file, and the types of their fields."""
 
+import re
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -11,6 +12,14 @@ from grpo_proto.server_url import checked_url
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
+
+
+def check_expression(pattern: str) -> None:
+    """Raises ValueError for what is no regular expression."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern} is no regular expression: {error}") from error
 
 
 def without_credentials(url: str) -> str:

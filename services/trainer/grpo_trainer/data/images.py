@@ -37,8 +37,8 @@ _HINT = 'an image is a path, base64, or {"bytes": …, "path": …}; name anothe
 
 @dataclass(frozen=True)
 class ImageColumn:
-    """Where rows have images. `column` None is the first of `USUAL_COLUMNS` that a row has; relative paths are those of
-    `folder`. `token_id` is the model's, None for one that sees no images."""
+    """Where rows have images. `column` None is that of `USUAL_COLUMNS` which a row has filled; relative paths are those
+    of `folder`. `token_id` is the model's, None for one that sees no images."""
 
     column: str | None = None
     folder: str = ""

@@ -146,7 +146,8 @@ class VisionTower:
 
         Images of the batch before are not looked at again. A collective when the model is sharded.
         """
-        prompts = {key_of(one.images): one.images for one in sequences if one.images}
+        # The sequences of a group share their images: hash these once, they are megabytes.
+        prompts = {key_of(images): images for images in dict.fromkeys(one.images for one in sequences) if images}
         unseen = {key: images for key, images in prompts.items() if key not in self._features}
         num_images = sum(map(len, unseen.values()))
         passes = self._most_of_ranks(num_images)
