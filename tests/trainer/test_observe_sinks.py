@@ -18,10 +18,19 @@ import pytest
 
 from grpo_trainer.config.observing import LoggingConfig
 from grpo_trainer.errors import UsageError
+from grpo_trainer.observe import background_sink
 from grpo_trainer.observe.jsonl import StepFile
 from grpo_trainer.observe.run_identity import run_identity
 from grpo_trainer.observe.sinks import MLFLOW_PATIENCE, MetricSinks, open_sinks
 from grpo_trainer.ranks.stop_signal import StopSignal
+
+TRACKER_FINISH_S = 120.0
+"""Limit for a tracker's real library here: on a loaded machine some open for longer than a run waits at its end."""
+
+
+@pytest.fixture(autouse=True)
+def waits_for_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background_sink, "FINISH_S", TRACKER_FINISH_S)
 
 
 def test_tensorboard_shows_a_resumed_run_as_one_curve(tmp_path: Path):
@@ -99,7 +108,9 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
-from tests.trainer.test_observe_sinks import two_starts
+from grpo_trainer.observe import background_sink
+from tests.trainer.test_observe_sinks import TRACKER_FINISH_S, two_starts
+background_sink.FINISH_S = TRACKER_FINISH_S
 for folder in ("first", "second"):
     run_dir = Path({str(tmp_path)!r}, folder, "run")
     run_dir.mkdir(parents=True)
