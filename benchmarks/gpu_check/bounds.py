@@ -51,6 +51,12 @@ PUSHED = {
     "canary, without the next push": at_least(0.3),
     "canary, after the next push": at_most(CANARY),
 }
+ON_TWO_GPUS = {
+    "loss, difference": at_most(1e-4),
+    "gradient norm, relative difference": at_most(1e-3),
+    "logprobs, difference": at_most(0.01),
+    "logprobs, change by the updates": at_least(0.1),
+}
 TRAINER_LOST = {
     "largest tensor, MiB": at_least(65),
     "killed, s until the server is stale": at_most(60.0),
@@ -146,12 +152,8 @@ BOUNDS: dict[str, Mapping[str, Bound]] = {
         "canary, mean difference": at_most(CANARY),
         "accuracy at the end": at_least(0.8),
     },
-    "zero3_over_nccl": {
-        "loss, difference": at_most(1e-4),
-        "gradient norm, relative difference": at_most(1e-3),
-        "logprobs, difference": at_most(0.01),
-        "logprobs, change by the updates": at_least(0.1),
-    },
+    "zero3_over_nccl": ON_TWO_GPUS,
+    "rows_of_two_gpus": ON_TWO_GPUS,
     "push_over_nccl": {
         "over NCCL": at_least(1, in_trials=False),
         **PUSHED,

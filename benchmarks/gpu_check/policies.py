@@ -95,6 +95,7 @@ def new_engine(
     lora: LoraConfig | None = None,
     load_in_4bit: bool = False,
     share: Literal["auto", "never"] = "auto",
+    together: int = 1,
     attention: Literal["sdpa", "flash_attention_2"] = "sdpa",
 ) -> "TrainingEngine":
     # DeepSpeed takes seconds to import, and the other checks do without it.
@@ -110,7 +111,13 @@ def new_engine(
             load_in_4bit=load_in_4bit,
         ),
         OptimizerConfig(learning_rate=rate),
-        DeepSpeedConfig(zero_stage=zero_stage, offload_optimizer=offload, share_prefixes=share, timeout_s=300.0),
+        DeepSpeedConfig(
+            zero_stage=zero_stage,
+            offload_optimizer=offload,
+            share_prefixes=share,
+            sequence_parallel_size=together,
+            timeout_s=300.0,
+        ),
         AlgorithmConfig(),
         temperature=1.0,
         total_updates=1000,

@@ -2,6 +2,8 @@
 
 SHARED = [(0, 0.3, 0.01), (3, 1.0, 0.0)]
 """ZeRO stage, `top_entropy_quantile` and `entropy_coef` of updates with shared prefixes."""
+TOGETHER = [(2, 0.3, 0.01), (3, 1.0, 0.0)]
+"""The same of updates whose rows two ranks compute together."""
 EXPORTED = {
     "0 float32": "untied",
     "2 bfloat16": "tied",
@@ -13,5 +15,5 @@ EXPORTED = {
 """ZeRO stage and dtype of an export, and its model."""
 BALANCED = [0, 3]
 """ZeRO stage of updates that balance experts."""
-SEEN = [(0, "mixed"), (2, "mixed"), (3, "mixed"), (3, "one rank sees")]
-"""ZeRO stage, and which ranks have images."""
+SEEN = [(0, "mixed"), (2, "mixed"), (3, "mixed"), (3, "one rank sees"), (3, "together")]
+"""ZeRO stage, and which ranks have images; `together`: two ranks compute each row."""

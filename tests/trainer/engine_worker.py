@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from deepspeed.runtime.zero import stage3
-from tests.trainer.engine_cases import BALANCED, EXPORTED, SEEN, SHARED
+from tests.trainer.engine_cases import BALANCED, EXPORTED, SEEN, SHARED, TOGETHER
 from tests.trainer.made_engines import (
     LayerPasses,
     balanced,
@@ -32,7 +32,7 @@ from grpo_trainer.algorithm.skipping import sequences_to_compute
 from grpo_trainer.checkpoint.file_writer import FileWriter
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.optimization import OptimizerConfig
-from grpo_trainer.engine import output_head
+from grpo_trainer.engine import policy
 from grpo_trainer.engine.model import load_policy
 from grpo_trainer.engine.training_engine import TrainingEngine
 from grpo_trainer.errors import RunError, UsageError
@@ -51,6 +51,7 @@ def gradient(
     entropy_coef: float = 0.01,
     share: str = "never",
     imitates: bool = False,
+    together: int = 1,
 ) -> dict[str, Any]:
     """The engine's gradient of one update: plain descent with a huge rate, then the difference of the weights.
 
@@ -66,16 +67,18 @@ def gradient(
         gradient_checkpointing=checkpointing,
         overlap_comm=checkpointing and stage > 1,
         share=share,
+        together=together,
     )
-    updates = updates_of(engine, make_taken(count, seed=3, stale_share=0.3), budget=budget)
+    updates = updates_of(engine, make_taken(count, seed=3, stale_share=0.3), budget=budget, together=together)
     before = weights(engine)
     engine.prepare(updates)
     passes = LayerPasses(engine)
-    metrics = engine.update(updates[0], imitation_of(engine, budget=budget) if imitates else None)
+    metrics = engine.update(updates[0], imitation_of(engine, budget=budget, together=together) if imitates else None)
     after = weights(engine)
     found = {name: (before[name].double() - after[name].double()) / GRADIENT_SCALE for name in before}
     if engine.rank == 0:
         name = "-imitation" if imitates else "" if share == "never" else "-shared"
+        name = "-together" if together > 1 else name
         torch.save(found, folder / f"gradient-{engine.world_size}-{stage}-{budget}-{checkpointing}-{count}{name}.pt")
     shared = [batch.layout is not None for batch in updates[0]]
     return metrics | {
@@ -90,13 +93,13 @@ def unread(folder: Path) -> dict[str, Any]:
     """An update of one sequence, whose layers do not read the layout: one of two ranks has nothing to compute."""
     engine = new_engine(folder, stage=2)
     (update,) = updates_of(engine, make_taken(1))
-    shared_name, output_head.shared_name = output_head.shared_name, lambda attention: attention
+    shared_name, policy.shared_name = policy.shared_name, lambda attention: attention
     try:
         engine.update(update)
     except RunError as error:
         return {"message": str(error), "num_trained": sum(batch.weight_N.numel() for batch in update)}
     finally:
-        output_head.shared_name = shared_name
+        policy.shared_name = shared_name
     return {}
 
 
@@ -374,6 +377,10 @@ def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
             shared = partial(gradient, folder, stage, 80, True, 20, share="auto", **read)
             found[f"gradient {stage} 80 True 20 shared"] = shared
             found[f"gradient {stage} 80 True 20 imitation"] = partial(shared, imitates=True)
+        for stage, top_quantile, entropy_coef in TOGETHER:
+            read = {"top_quantile": top_quantile, "entropy_coef": entropy_coef}
+            of_two = partial(gradient, folder, stage, 80, True, 20, share="auto", imitates=True, together=2, **read)
+            found[f"gradient {stage} 80 True 20 together"] = of_two
         found |= {f"seen {stage} {kind}": partial(seen, folder, stage, kind) for stage, kind in SEEN}
         found["unread"] = partial(unread, folder)
         for name, model in EXPORTED.items():

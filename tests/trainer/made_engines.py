@@ -17,7 +17,7 @@ from grpo_trainer.config.lora import LoraConfig
 from grpo_trainer.config.optimization import DeepSpeedConfig, OptimizerConfig
 from grpo_trainer.config.run_config import ModelConfig
 from grpo_trainer.engine.imitation import Imitation
-from grpo_trainer.engine.output_head import Policy
+from grpo_trainer.engine.policy import Policy
 from grpo_trainer.engine.training_engine import TrainingEngine
 
 BASE_DIGEST = "ab" * 32
@@ -34,6 +34,7 @@ def new_engine(
     model: str = "tied",
     overlap_comm: bool = False,
     share: Any = "auto",
+    together: int = 1,
     coalesce_grad_reduction: bool = False,
     offload_optimizer: bool = False,
     frozen: Sequence[str] = (),
@@ -54,6 +55,7 @@ def new_engine(
             zero_stage=stage,
             overlap_comm=overlap_comm,
             share_prefixes=share,
+            sequence_parallel_size=together,
             coalesce_grad_reduction=coalesce_grad_reduction,
             offload_optimizer=offload_optimizer,
         ),
@@ -99,23 +101,25 @@ def new_lora_engine(
 
 
 def updates_of(
-    engine: TrainingEngine, taken: Taken, *, budget: int = 60, steps: int = 1, padded: bool = False
+    engine: TrainingEngine, taken: Taken, *, budget: int = 60, steps: int = 1, padded: bool = False, together: int = 1
 ) -> list[list[MicroBatch]]:
+    """`together`: ranks that have the same micro-batches."""
     return build_updates(
         decided(taken, engine.algorithm.model_copy(update={"steps_per_generation": steps})),
         version=VERSION,
         tokens_per_micro_batch=budget,
-        rank=engine.rank,
-        world_size=engine.world_size,
+        rank=engine.rank // together,
+        world_size=engine.world_size // together,
         pad_token_id=0,
         device=engine.device,
         prefixes=None if padded else engine.prefixes,
     )
 
 
-def imitation_of(engine: TrainingEngine, *, budget: int) -> Imitation:
+def imitation_of(engine: TrainingEngine, *, budget: int, together: int = 1) -> Imitation:
     """The part of a rank."""
-    return made_imitation(budget=budget, rank=engine.rank, world_size=engine.world_size, prefixes=engine.prefixes)
+    part = {"rank": engine.rank // together, "world_size": engine.world_size // together}
+    return made_imitation(budget=budget, **part, prefixes=engine.prefixes)
 
 
 def balanced(folder: Path, stage: int) -> dict[str, Any]:

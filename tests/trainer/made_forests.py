@@ -18,7 +18,7 @@ from grpo_trainer.algorithm.sequences import Episode, MicroBatch, Segment, Train
 from grpo_trainer.algorithm.surrogates.clipped import clipped
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.engine.model import attention_for
-from grpo_trainer.engine.output_head import Policy
+from grpo_trainer.engine.policy import Policy
 
 SHARING = PrefixSharing()
 Learnt = tuple[torch.Tensor, float, torch.Tensor]

@@ -27,7 +27,7 @@ PLACES = 20
 def vision_sequences(kind: str = "mixed") -> list[TrainingSequence]:
     """`one rank sees`: the images are those of one group, and all others are text."""
     sequences = seen_sequences(lambda _: PLACES, image_token=6)
-    if kind == "mixed":
+    if kind != "one rank sees":
         return sequences
     text = [one for one in sequences if not one.images]
     return [replace(one, episode=number) for number, one in enumerate([*sequences[:2], *text * 4])]
@@ -35,9 +35,11 @@ def vision_sequences(kind: str = "mixed") -> list[TrainingSequence]:
 
 def seen(folder: Path, stage: int, kind: str = "mixed") -> dict[str, Any]:
     """Plain descent with a huge rate; the ranks have unequal numbers of images."""
+    together = 2 if kind == "together" else 1
     engine = new_engine(
         folder,
         stage=stage,
+        together=together,
         model="vision",
         optimizer=OptimizerConfig(name="sgd", learning_rate=SCALE, max_grad_norm=1e9),
         algorithm=ALGORITHM,
@@ -49,8 +51,8 @@ def seen(folder: Path, stage: int, kind: str = "mixed") -> dict[str, Any]:
     updates = build_updates(
         vision_sequences(kind),
         tokens_per_micro_batch=80,
-        rank=engine.rank,
-        world_size=engine.world_size,
+        rank=engine.rank // together,
+        world_size=engine.world_size // together,
         prefixes=engine.prefixes,
         see=tower.see,
     )

@@ -10,7 +10,7 @@ from grpo_trainer.algorithm.surrogates import surrogate_of
 from grpo_trainer.algorithm.surrogates.reads import is_by_token
 from grpo_trainer.config.algorithm import LOSS_TYPES, AlgorithmConfig
 from grpo_trainer.engine import batch_loss as module
-from grpo_trainer.engine.output_head import Policy
+from grpo_trainer.engine.policy import Policy
 
 IN_TWO_PASSES = {"gspo", "gspo_token", "luspo", "gmpo", "fipo", "vespo"}
 BY_EPISODE = [

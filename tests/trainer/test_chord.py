@@ -20,11 +20,13 @@ from grpo_trainer.algorithm.demonstrations import Demonstrations, chord_doubts, 
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.chord import ChordConfig
 from grpo_trainer.config.data import DataConfig
+from grpo_trainer.config.optimization import DeepSpeedConfig
 from grpo_trainer.data.demonstrations import Example, check_context, load_demonstrations
 from grpo_trainer.data.run_rows import HeldOutRows, TrainingRows, check_vocabulary
 from grpo_trainer.engine.imitation import Imitation
-from grpo_trainer.engine.output_head import Policy
+from grpo_trainer.engine.policy import Policy
 from grpo_trainer.errors import UsageError
+from grpo_trainer.parts import Parts
 
 
 def chord(**changes: Any) -> ChordConfig:
@@ -123,14 +125,12 @@ def test_what_is_imitated_follows_from_the_number_of_the_update():
         ranks=SimpleNamespace(world_size=2),
         gather=lambda command, *arguments, each: told.append((command, arguments[3:], each)) or [None, None],
     )
-    config = SimpleNamespace(
-        deepspeed=SimpleNamespace(tokens_per_micro_batch=64),
-        algorithm=AlgorithmConfig(num_iterations=2, steps_per_generation=2),
-    )
+    parts = Parts(crew, DeepSpeedConfig(tokens_per_micro_batch=64), None)  # type: ignore[arg-type]
+    config = SimpleNamespace(algorithm=AlgorithmConfig(num_iterations=2, steps_per_generation=2))
     of_run = Demonstrations(examples(*range(1, 17)), chord(mu_warmup_steps=2), seed=0)
     done = iter(range(8))
     run: Any = SimpleNamespace(
-        config=config, crew=crew, prefixes=None, demonstrations=of_run, updates_done=lambda: next(done)
+        config=config, crew=crew, parts=parts, demonstrations=of_run, updates_done=lambda: next(done)
     )
     for version in (1, 2):
         for _ in range(4):

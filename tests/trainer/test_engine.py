@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.tiny_model import make_model, make_tokenizer
 from tests.tiny_vision_model import save_tiny_vision_model
-from tests.trainer.engine_cases import BALANCED, EXPORTED, SEEN, SHARED
+from tests.trainer.engine_cases import BALANCED, EXPORTED, SEEN, SHARED, TOGETHER
 from tests.trainer.made_episodes import VERSION, build_updates, decided, made_imitation, make_taken
 from tests.trainer.seen_engines import plain_gradient as plain_seen_gradient
 from tests.trainer.spawned_ranks import MARKS, run_ranks
@@ -24,6 +24,7 @@ from grpo_trainer.algorithm.entropy_mask import mark_high_entropy
 from grpo_trainer.algorithm.loss import old_logprobs, policy_loss
 from grpo_trainer.algorithm.surrogates.clipped import clipped
 from grpo_trainer.config.algorithm import AlgorithmConfig
+from grpo_trainer.config.optimization import DeepSpeedConfig
 from grpo_trainer.config.run_config import ModelConfig
 from grpo_trainer.engine.imitation import Imitation
 from grpo_trainer.engine.model import load_policy
@@ -148,6 +149,18 @@ def test_demonstrations_have_their_share_of_the_gradient(
     assert all(of_rank["chord/mu"] == alone.mu for of_rank in metrics)
 
 
+@pytest.mark.parametrize(("stage", "top_quantile", "entropy_coef"), TOGETHER)
+def test_ranks_that_compute_rows_together_have_the_gradient_of_one(
+    folder: Path, two_ranks: list[dict[str, Any]], stage: int, top_quantile: float, entropy_coef: float
+):
+    metrics = [result[f"gradient {stage} 80 True 20 together"] for result in two_ranks]
+    assert metrics[0] == metrics[1]
+    assert metrics[0]["micro_batches"] > 1
+    found = torch.load(folder / f"gradient-2-{stage}-80-True-20-together.pt", weights_only=True)
+    alone = made_imitation(budget=10_000)
+    assert_equals(plain_gradient(folder, 20, top_quantile, entropy_coef, alone), found, metrics)
+
+
 @pytest.mark.parametrize(("stage", "kind"), SEEN)
 def test_an_update_with_images_has_the_gradient_of_one_model(
     folder: Path, two_ranks: list[dict[str, Any]], stage: int, kind: str
@@ -269,7 +282,7 @@ def test_experts_are_balanced(
     config = ModelConfig(name_or_path=str(folder / "experts"), dtype="float32")
     policy, sequences, expected = load_policy(config, temperature=0.9, zero3=None), decided(make_taken(9)), 0.0
     how = {"world_size": world_size, "tokens_per_micro_batch": 60}
-    how["prefixes"] = prefix_sharing_for(policy.model.config, config, share="auto", device=torch.device("cpu"))
+    how["prefixes"] = prefix_sharing_for(policy.model.config, config, DeepSpeedConfig(), device=torch.device("cpu"))
     for rank in range(world_size):
         for batch in build_updates(sequences, rank=rank, **how)[0]:
             *_, balance = policy(*batch.inputs, None, batch.token_counts_BL)

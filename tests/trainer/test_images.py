@@ -16,7 +16,7 @@ from grpo_trainer.algorithm.sequences import TrainingSequence
 from grpo_trainer.config.lora import LoraConfig
 from grpo_trainer.engine.family import IMAGE_FAMILIES
 from grpo_trainer.engine.images import VisionTower
-from grpo_trainer.engine.output_head import Policy
+from grpo_trainer.engine.policy import Policy
 from grpo_trainer.errors import RunError
 from grpo_trainer.lora.adapter import Adapter
 

@@ -21,7 +21,7 @@ from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.engine.batch_loss import batch_loss
 from grpo_trainer.engine.load_balancing import router_aux_loss_coef
 from grpo_trainer.engine.model import recompute_activations
-from grpo_trainer.engine.output_head import Policy
+from grpo_trainer.engine.policy import Policy
 from grpo_trainer.errors import RunError, UsageError
 
 BALANCING = AlgorithmConfig(loss_type="grpo", router_aux_loss_coef=0.5)

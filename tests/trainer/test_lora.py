@@ -23,7 +23,7 @@ from grpo_trainer.config.lora import SERVED_RANKS, LoraConfig, served_rank
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.config.settings import read_config
 from grpo_trainer.dry_run import ModelWithoutWeights, _memory
-from grpo_trainer.engine.output_head import Policy
+from grpo_trainer.engine.policy import Policy
 from grpo_trainer.errors import UsageError
 from grpo_trainer.fleet.adapters import AdapterNeeds, choose_push_kind
 from grpo_trainer.lora import files

@@ -24,7 +24,7 @@ from grpo_trainer.algorithm.reduction import Tally
 from grpo_trainer.algorithm.sequences import Episode, MicroBatch, Segment, TrainingSequence, Turn
 from grpo_trainer.algorithm.surrogates import surrogate_of
 from grpo_trainer.config.algorithm import LOSS_TYPES, AlgorithmConfig
-from grpo_trainer.engine.output_head import Policy
+from grpo_trainer.engine.policy import Policy
 
 
 def micro_batch(sequences: list[TrainingSequence], weight: float = 1.0) -> MicroBatch:

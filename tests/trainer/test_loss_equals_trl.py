@@ -23,7 +23,7 @@ from grpo_trainer.algorithm.surrogates import surrogate_of
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.engine.batch_loss import batch_loss
 from grpo_trainer.engine.entropy_coefficient import EntropyCoefficient
-from grpo_trainer.engine.output_head import Policy
+from grpo_trainer.engine.policy import Policy
 
 pytestmark = [
     # Third-party: TRL marks its own rollout hook, transformers and torch deprecate what TRL calls.

@@ -11,7 +11,8 @@ from transformers import (
 )
 
 from grpo_trainer.engine.model import attention_for
-from grpo_trainer.engine.output_head import LogitTransform, Policy, TokenLoss
+from grpo_trainer.engine.output_head import LogitTransform, TokenLoss
+from grpo_trainer.engine.policy import Policy
 
 # Four rows of 20 tokens; completions begin and end anywhere.
 SPANS = [(5, 14), (3, 11), (14, 20), (1, 20)]

@@ -14,7 +14,7 @@ from grpo_trainer.algorithm.kl_in_reward import log_ratio_sums, penalize, sequen
 from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.data.prompt_row import PromptRow
-from grpo_trainer.engine.output_head import Policy
+from grpo_trainer.engine.policy import Policy
 
 # Third-party: transformers and torch deprecate what TRL calls.
 pytestmark = [

@@ -19,13 +19,15 @@ from transformers import modeling_flash_attention_utils as flash_utils
 from grpo_trainer.algorithm.sequences import single_turn
 from grpo_trainer.config.lora import LoraConfig
 from grpo_trainer.config.model import ModelConfig
+from grpo_trainer.config.optimization import DeepSpeedConfig
 from grpo_trainer.engine import shared_attention
-from grpo_trainer.engine.output_head import Policy
+from grpo_trainer.engine.policy import Policy
 from grpo_trainer.engine.prefix_sharing import SHARING_FAMILIES, prefix_sharing_for
 from grpo_trainer.errors import RunError
 from grpo_trainer.lora.adapter import Adapter
 
 CPU = torch.device("cpu")
+SHARES = DeepSpeedConfig()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -47,7 +49,7 @@ def assert_nothing_changes(model: PreTrainedModel, *, cuts: tuple[int, ...] = ()
 @pytest.mark.parametrize("name", [*SHARING_FAMILIES, "qwen2_untied"])
 def test_an_update_of_a_family_is_that_of_padded_rows(name: str):
     model = of_family(name)
-    assert prefix_sharing_for(model.config, ModelConfig(name_or_path="any"), share="auto", device=CPU) is not None
+    assert prefix_sharing_for(model.config, ModelConfig(name_or_path="any"), SHARES, device=CPU) is not None
     assert_nothing_changes(model)
 
 
@@ -174,7 +176,7 @@ def test_masks_count_where_they_are_made(monkeypatch: pytest.MonkeyPatch):
 
     def score(name: str, device: str, attention: str = "sdpa") -> float:
         config = ModelConfig(name_or_path="any", dtype="bfloat16", attn_implementation=attention)
-        found = prefix_sharing_for(FAMILIES[name].config(), config, share="auto", device=torch.device(device))
+        found = prefix_sharing_for(FAMILIES[name].config(), config, SHARES, device=torch.device(device))
         assert found is not None
         return found.score
 
@@ -210,7 +212,7 @@ def test_layers_that_do_not_read_the_layout_are_an_error_and_their_families_are_
 ):
     model = of_family(name)
     caplog.set_level("INFO")
-    assert prefix_sharing_for(model.config, ModelConfig(name_or_path="any"), share="auto", device=CPU) is None
+    assert prefix_sharing_for(model.config, ModelConfig(name_or_path="any"), SHARES, device=CPU) is None
     assert f"shared prefixes are off for {name}" in caplog.text
     (batch,) = batches([forest_of_all_kinds()], SHARING)
     with pytest.raises(RunError, match=r"1 of 4 layers of qwen3_\w+ read the shared prefixes"):
@@ -219,7 +221,10 @@ def test_layers_that_do_not_read_the_layout_are_an_error_and_their_families_are_
 
 def test_never_is_padded_rows():
     config = FAMILIES["qwen2"].config()
-    assert prefix_sharing_for(config, ModelConfig(name_or_path="any"), share="never", device=CPU) is None
+    assert (
+        prefix_sharing_for(config, ModelConfig(name_or_path="any"), DeepSpeedConfig(share_prefixes="never"), device=CPU)
+        is None
+    )
 
 
 def test_sequences_of_equal_length_that_share_nothing_are_their_padded_rows():

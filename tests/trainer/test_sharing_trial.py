@@ -14,7 +14,7 @@ from grpo_trainer.algorithm.prefixes import PrefixSharing, grow
 from grpo_trainer.algorithm.sharing_trial import trial_sequences
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.data.prompt_row import PromptRow
-from grpo_trainer.engine.output_head import Policy
+from grpo_trainer.engine.policy import Policy
 from grpo_trainer.rank_work import RankWork
 from grpo_trainer.sharing import try_sharing
 

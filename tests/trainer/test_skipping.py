@@ -11,7 +11,7 @@ from grpo_trainer.algorithm.sequences import TrainingSequence
 from grpo_trainer.algorithm.skipping import sequences_to_compute, surveyed
 from grpo_trainer.algorithm.surrogates import SURROGATES, reads_of, surrogate_of
 from grpo_trainer.config.algorithm import LOSS_TYPES, AlgorithmConfig
-from grpo_trainer.engine.output_head import Policy
+from grpo_trainer.engine.policy import Policy
 
 
 def half_without_spread(count: int = 12) -> Taken:

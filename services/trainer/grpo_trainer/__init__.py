@@ -3,6 +3,7 @@
 loop.py          one step, stage by stage: the script of rank 0; guarding.py, what it does when a rule is broken;
                  rollback.py, the way back to an earlier checkpoint; callbacks.py, a user's own code beside it
 sharing.py       whether shared prefixes compute what padded rows do, tried before the first step
+parts.py         every rank's part of a batch
 rank_work.py     what every rank does when rank 0 commands it; crew_export.py, the weights of all of them
 algorithm/       pure: sequences, advantages, losses, normalisers, batching
 orchestrator.py  rank 0: all that calls a server, put together

@@ -17,13 +17,11 @@ from typing import Any, TypeVar
 from grpo_proto import ServiceError
 
 from .algorithm.agreement import Rule
-from .algorithm.batching import parts_of_ranks, tokens_of_updates
 from .algorithm.decisions import training_sequences
 from .algorithm.demonstrations import Demonstrations, mu_of
 from .algorithm.kl_in_reward import penalize, sequences_to_compare
 from .algorithm.named_arrays import to_arrays
-from .algorithm.planning import count_updates, plan_updates, token_counts
-from .algorithm.prefixes import PrefixSharing
+from .algorithm.planning import count_updates, token_counts
 from .algorithm.sequences import Group, TrainingSequence, untrained_sequence
 from .algorithm.skipping import SURVEY_EVERY, sequences_to_compute, surveyed
 from .callbacks import Callbacks
@@ -37,6 +35,7 @@ from .fleet.push import TensorSource, push
 from .guarding import WayBack, obey_guards, to_go_back_to
 from .journal import Journal
 from .orchestrator import Orchestrator
+from .parts import Parts
 from .ranks.crew import Crew
 from .ranks.stop_signal import StopRequested
 
@@ -59,7 +58,7 @@ class Run:
     journal: Journal
     max_steps: int
     canary_rule: Rule
-    prefixes: PrefixSharing | None
+    parts: Parts
     demonstrations: Demonstrations | None
     updates_done: Callable[[], int]
     """How many optimizer updates the engine has made, those before a resume too."""
@@ -200,8 +199,8 @@ def penalize_kl(run: Run, groups: list[Group], *, version: int) -> None:
     """KL in the reward, which has to be known before the advantages: the policy's logprobs and the reference's."""
     episodes, sequences = sequences_to_compare(groups)
     with run.journal.stage("prepare"):
-        parts, _ = hand_out(run, sequences, of=sequences, version=version)
-        sums = [one for of_rank in run.crew.gather("log_ratios") for one in of_rank]
+        parts, _ = run.parts.hand_out(sequences, of=sequences, version=version)
+        sums = run.parts.log_ratios()
     compared = [sequence for part in parts for sequence in part]
     run.journal.add(penalize(episodes, compared, sums, beta=run.config.algorithm.beta))
 
@@ -246,10 +245,10 @@ def optimize(run: Run, sequences: list[TrainingSequence], *, version: int) -> bo
     run.journal.add({"samples/computed": len({sequence.episode for sequence in computed})})
     with run.journal.stage("prepare"):
         if len(computed) < len(sequences) and (due(SURVEY_EVERY, version) or not computed):
-            hand_out(run, sequences, of=sequences, version=version)
+            run.parts.hand_out(sequences, of=sequences, version=version)
             run.journal.add(surveyed(run.crew.do("survey")))
-        _, num_tokens = hand_out(run, computed, of=sequences, version=version)
-        run.journal.add(token_counts(computed, sum(num_tokens), shares=run.prefixes is not None))
+        _, num_tokens = run.parts.hand_out(computed, of=sequences, version=version)
+        run.journal.add(token_counts(computed, sum(num_tokens), shares=run.parts.prefixes is not None))
         run.crew.do("prepare")
     results: list[dict[str, float]] = []
     with run.journal.stage("train"):
@@ -275,33 +274,7 @@ def imitate(run: Run, *, version: int) -> None:
     chord, number = run.demonstrations.config, run.updates_done()
     if (mu := mu_of(chord, number)) > 0.0:
         taken = run.demonstrations.of_update(number, version=version)
-        hand_out(run, taken, mu, chord.enable_phi_function, command="imitate", of=taken, version=version)
-
-
-def hand_out(
-    run: Run,
-    computed: list[TrainingSequence],
-    *arguments: Any,
-    of: list[TrainingSequence],
-    version: int,
-    command: str = "batch",
-) -> tuple[list[list[TrainingSequence]], list[Any]]:
-    """Give each rank its part of the sequences to compute, which are some of those of the batch or all.
-
-    Returns the parts, each in the order of its rank's micro-batches, and what each rank answers to the `command`: to
-    `batch` the tokens of a pass over its part.
-    """
-    world_size = run.crew.ranks.world_size
-    plan = plan_updates(
-        computed,
-        world_size=world_size,
-        tokens_per_micro_batch=run.config.deepspeed.tokens_per_micro_batch,
-        prefixes=run.prefixes,
-        num_updates=count_updates(of),
-    )
-    parts, plans = parts_of_ranks(computed, plan, world_size)
-    told = plans, tokens_of_updates(of, plan), version, *arguments
-    return parts, run.crew.gather(command, *told, each=[to_arrays(part) for part in parts])
+        run.parts.hand_out(taken, mu, chord.enable_phi_function, command="imitate", of=taken, version=version)
 
 
 def wait_for_sequences_in_flight(run: Run) -> None:

@@ -32,6 +32,7 @@ from .data.turn_end import servers_stop_at
 from .engine.family import image_token_of, load_family, load_image_processor
 from .engine.load_balancing import router_aux_loss_coef
 from .engine.optimizers import check_optimizer
+from .engine.prefix_sharing import check_dealt_rows
 from .engine.rope import one_rope_context
 from .engine.schedule import learning_rates, number_of_steps, number_of_updates, schedule_doubts
 from .errors import UsageError
@@ -76,6 +77,7 @@ class Prepared:
         config = with_router_aux_loss_coef(config, router_aux_loss_coef(config.algorithm, family))
         prepared = cls(config, tokenizer, rows, eval_rows, family, demonstrations)
         check_optimizer(config.optimizer)
+        check_dealt_rows(family, config.deepspeed)
         learning_rates(config.optimizer, total_updates=prepared.num_updates)
         return prepared
 

@@ -45,6 +45,7 @@ from .observe.live_warnings import recent_warnings
 from .observe.run_status import RunStatus
 from .observe.summary import RunTotals, write_report_and_summary
 from .orchestrator import Orchestrator
+from .parts import Parts
 from .prepared import Prepared
 from .rank_work import COMMANDS, RankWork
 from .ranks.crew import Crew, follow
@@ -276,7 +277,7 @@ def _train(
             journal,
             max_steps=max_steps,
             canary_rule=rule_for(config, engine.device.type, has_experts=engine.has_experts),
-            prefixes=engine.prefixes,
+            parts=Parts(crew, config.deepspeed, engine.prefixes),
             demonstrations=demonstrations,
             updates_done=lambda: engine.updates_done,
             best=BestCheckpoint.of(config.checkpoint, state.get("best") if state else None, run_dir=config.run_dir),

@@ -16,7 +16,7 @@ from grpo_proto.transport import Digest, WeightGroup, plan_manifest
 from grpo_trainer.config.run_config import ModelConfig
 from grpo_trainer.engine.export import Export
 from grpo_trainer.engine.model import load_policy, pieces_to_push
-from grpo_trainer.engine.output_head import Policy
+from grpo_trainer.engine.policy import Policy
 
 from .models import VOCABULARY, Family
 

@@ -18,7 +18,7 @@ from unittest.mock import patch
 if TYPE_CHECKING:
     import torch
 
-    from grpo_trainer.engine.output_head import Policy
+    from grpo_trainer.engine.policy import Policy
 
     from .models import Family
 

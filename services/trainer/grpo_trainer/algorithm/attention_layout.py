@@ -5,6 +5,7 @@ pass through its token.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -75,6 +76,10 @@ class AttentionLayout:
     key_ends: torch.Tensor
     longest: tuple[int, int]
     """Queries and keys of a path."""
+    num_tokens: int
+    """U: length of the row."""
+    group: Any = None
+    """The `SequenceGroup` that computes the row together, if not this rank alone."""
     reads: int = 0
     """How many attention layers have read it: a model that hands it on to a part of its layers computes something
     else."""
@@ -108,6 +113,7 @@ def attention_layout(forest: Forest, device: torch.device | str) -> AttentionLay
         query_ends=torch.from_numpy(query_ends).to(device),
         key_ends=torch.from_numpy(key_ends).to(device),
         longest=(max(own), max(lengths)),
+        num_tokens=forest.num_unique,
     )
 
 

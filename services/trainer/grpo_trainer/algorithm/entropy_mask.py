@@ -26,13 +26,19 @@ a prompt's completions. They are kept or masked together."""
 
 
 def mark_high_entropy(
-    micro_batches: Sequence[MicroBatch], entropies: Sequence[torch.Tensor], *, top_quantile: float
+    micro_batches: Sequence[MicroBatch],
+    entropies: Sequence[torch.Tensor],
+    *,
+    top_quantile: float,
+    counts: bool = True,
 ) -> None:
     """Fill in which tokens of an update are kept, given the entropies [N] of this rank's micro-batches; a collective.
 
-    The update has at least one token on all ranks together.
+    The update has at least one token on all ranks together. `counts`: no other rank has the same micro-batches and
+    counts them.
     """
-    of_update = _over_ranks(torch.cat(list(entropies)))
+    own = torch.cat(list(entropies))
+    of_update = _over_ranks(own if counts else own[:0])
     threshold = _quantile(of_update, 1.0 - top_quantile) - TIE_NATS
     num_kept = int((of_update >= threshold).sum())
     for batch, entropy_N in zip(micro_batches, entropies, strict=True):

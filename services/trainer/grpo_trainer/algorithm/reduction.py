@@ -57,12 +57,18 @@ class Tally:
         for name, value in other.largest.items():
             self.maximum(name, value)
 
-    def reduce(self) -> dict[str, float]:
+    def reduce(self, *, counts: bool = True) -> dict[str, float]:
         """The metrics over all ranks, on every rank; a collective. Means and extremes of nothing are left out.
 
-        A metric counts also where only some ranks recorded it. Every rank has recorded something, if only of nothing:
-        its device is that of the exchange.
+        `counts`: no other rank has the same values and counts them. A metric counts also where only some ranks recorded
+        it. Every rank has recorded something, if only of nothing: its device is that of the exchange.
         """
+        if not counts:
+            totals, sums = (
+                {name: torch.zeros_like(value) for name, value in kind.items()}
+                for kind in (self.totals, self.sums_and_counts)
+            )
+            return Tally(totals, sums, self.smallest, self.largest).reduce()
         kinds = (self.totals, self.sums_and_counts, self.smallest, self.largest)
         devices = (value.device for kind in kinds for value in kind.values())
         device = next((device for device in devices if device.type != "cpu"), torch.device("cpu"))

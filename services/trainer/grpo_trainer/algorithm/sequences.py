@@ -390,7 +390,7 @@ class MicroBatch:
         """What the policy's forward pass takes, in its order."""
         return self.input_ids_BL, self.hidden_N, self.target_N, self.position_ids_BL, self.layout, self.images
 
-    def part(self, tokens: slice) -> "MicroBatch":
+    def part(self, tokens: "slice | torch.Tensor") -> "MicroBatch":
         """The same with some of its N tokens; of an episode these may be a few, or none."""
         vectors = {one.name: getattr(self, one.name) for one in fields(self) if one.name.endswith("_N")}
         return replace(self, **{name: vector[tokens] for name, vector in vectors.items() if vector is not None})

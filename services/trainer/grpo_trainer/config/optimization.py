@@ -87,6 +87,13 @@ class DeepSpeedConfig(Section):
         description="Compute each token of a micro-batch once, also where several samples share it: auto where the "
         "model's family allows it, never for a padded row each. Changes neither loss nor gradient.",
     )
+    sequence_parallel_size: int = Field(
+        1,
+        ge=1,
+        description="Ranks that compute each micro-batch together, a share of its tokens each, for sequences that are "
+        "too long for one GPU; a divisor of the number of ranks and of the model's attention heads. A micro-batch then "
+        "has that many times tokens_per_micro_batch. Changes neither loss nor gradient.",
+    )
     offload_optimizer: bool = Field(False, description="Keep the optimizer's state in CPU memory.")
     overlap_comm: bool = Field(
         False,
@@ -113,6 +120,14 @@ class DeepSpeedConfig(Section):
     def _overlap_needs_sharded_gradients(self) -> "DeepSpeedConfig":
         if self.overlap_comm and self.zero_stage < 2:
             raise ValueError(f"overlap_comm needs zero_stage 2 or 3, not {self.zero_stage}")
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_share_rows_of_shared_prefixes(self) -> "DeepSpeedConfig":
+        if self.sequence_parallel_size > 1 and self.share_prefixes == "never":
+            raise ValueError(
+                "sequence_parallel_size deals out rows with shared prefixes, and share_prefixes is never; leave one out"
+            )
         return self
 
     @model_validator(mode="after")

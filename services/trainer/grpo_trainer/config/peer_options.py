@@ -113,7 +113,8 @@ TRAINING_NOT_HERE = by_option(
         "a resumed run goes on at its own place in the data": "ignore_data_skip",
         "seed decides on the order of the rows, too": "data_seed full_determinism train_sampling_strategy "
         "length_column_name",
-        "the ranks are DeepSpeed's": "parallelism_config fsdp fsdp_config",
+        "the ranks are DeepSpeed's; deepspeed.sequence_parallel_size is for long sequences": "parallelism_config fsdp "
+        "fsdp_config",
         "trackio is set up by its own variables": "trackio_space_id trackio_bucket_id trackio_static_space_id",
         "`grpo-train RUN.yaml --resume` goes on from the newest checkpoint of run_dir; one of another trainer is no "
         "start for it": "resume_from_checkpoint",

@@ -37,6 +37,7 @@ MS_SWIFT = PeerOptions(
     | {
         "attn_impl": ("model.attn_implementation", None),
         "gradient_checkpointing": ("model.gradient_checkpointing", True),
+        "sequence_parallel_size": ("deepspeed.sequence_parallel_size", 1),
         "dataset_shuffle": ("data.shuffle", True),
         "num_generations": ("rollout.num_generations", 8),
         "max_completion_length": ("rollout.max_completion_length", 512),
@@ -263,7 +264,7 @@ MS_SWIFT = PeerOptions(
             "lisa_step_interval",
             "there is no padding to pack: deepspeed.share_prefixes computes each token once": "packing "
             "packing_length packing_strategy",
-            "a sequence lies on one rank": "sequence_parallel_size zero_hpz_partition_size deepspeed_autotp_size",
+            "weights are spread by deepspeed.zero_stage alone": "zero_hpz_partition_size deepspeed_autotp_size",
             "boxes in an image are text, as the row has them": "norm_bbox",
             "num_train_epochs is the number of epochs": "max_epochs",
             "evaluation samples held-out rows, see the section eval": "eval_use_evalscope eval_dataset "

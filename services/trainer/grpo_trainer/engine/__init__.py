@@ -1,12 +1,14 @@
 """DeepSpeed: the model, its optimizer, its state, and the export of its weights.
 
 training_engine.py       the parts below, put together
-model.py, output_head.py the policy; logprob and entropy of each completion token
+model.py, policy.py, output_head.py
+                         loads the policy; logprob and entropy of each completion token
 images.py                what the model's vision tower makes of the images of prompts
 trained_parameters.py    which of the model's parameters are trained, where a run file freezes some
 family.py                the configuration of the model's family
 rope.py                  the context up to which the model's rotary embedding does not depend on the length
 shared_attention.py      attention over rows in which sequences share their beginnings
+sequence_parallel.py     rows that several ranks compute together
 prefix_sharing.py        for which families, and what it keeps
 load_balancing.py        the load-balancing loss of a mixture of experts
 batch_loss.py            the loss of a micro-batch, in one pass through the output head or in two

@@ -11,6 +11,7 @@ from ..algorithm.sequences import MicroBatch
 from ..algorithm.surrogates import Surrogate, reads_of
 from ..algorithm.surrogates.reads import is_by_token
 from ..config.algorithm import AlgorithmConfig
+from .output_head import Tokens
 
 
 def batch_loss(
@@ -33,7 +34,7 @@ def batch_loss(
         if fills_old and tokens.old_logprobs_N is None:
             tokens.old_logprobs_N = old_logprobs(tokens, logprobs_N, proximal=reads_of(surrogate).proximal)
 
-    def token_loss(logprobs_N: torch.Tensor, entropy_N: torch.Tensor, chunk: slice) -> torch.Tensor:
+    def token_loss(logprobs_N: torch.Tensor, entropy_N: torch.Tensor, chunk: Tokens) -> torch.Tensor:
         tokens = batch.part(chunk)
         fill_old(tokens, logprobs_N)
         # Metrics are those of the whole micro-batch, below.

@@ -8,6 +8,7 @@ import torch
 
 from ..algorithm.reduction import Tally
 from ..algorithm.sequences import MicroBatch
+from .output_head import Tokens
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Imitation:
         """Return the micro-batch's part of the loss, a scalar before μ, and its metrics. log π is after temperature,
         as everywhere."""
 
-        def token_loss(logprobs_N: torch.Tensor, _entropy_N: torch.Tensor, chunk: slice) -> torch.Tensor:
+        def token_loss(logprobs_N: torch.Tensor, _entropy_N: torch.Tensor, chunk: Tokens) -> torch.Tensor:
             loss_N = -batch.weight_N[chunk] * logprobs_N
             if self.enable_phi_function:
                 p_N = logprobs_N.detach().exp()

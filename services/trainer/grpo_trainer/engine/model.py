@@ -16,7 +16,8 @@ from grpo_proto.checkpoint_layout import LayoutError, Piece, checkpoint_layout
 from ..config.model import ModelConfig
 from ..errors import UsageError, model_error_class
 from ..model_class import auto_class_of
-from .output_head import Policy
+from .policy import Policy
+from .sequence_parallel import SequenceGroup
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +30,16 @@ SEEN_FAMILIES = ("idefics3", "qwen2_5_vl", "qwen3_vl")
 """Those whose row there says so of prompts with images."""
 
 
-def load_policy(config: ModelConfig, *, temperature: float, zero3: dict[str, Any] | None) -> Policy:
+def load_policy(
+    config: ModelConfig, *, temperature: float, zero3: dict[str, Any] | None, group: SequenceGroup | None = None
+) -> Policy:
     """Load the model of `config` in evaluation mode, without dropout: the same tokens have the same logprobs.
 
     `zero3`: the DeepSpeed configuration when parameters are sharded; every rank then loads its share only, and no rank
-    ever holds the whole model. Raises UsageError or UnavailableError when the model cannot be loaded, and UsageError
-    when it cannot be trained here.
+    ever holds the whole model. `group`: the ranks that compute a row together.
+
+    Raises UsageError or UnavailableError when the model cannot be loaded, and UsageError when it cannot be trained
+    here.
     """
     sharded = HfDeepSpeedConfig(zero3) if zero3 is not None else None
     try:
@@ -63,6 +68,7 @@ def load_policy(config: ModelConfig, *, temperature: float, zero3: dict[str, Any
         temperature=temperature,
         chunk_tokens=config.logprob_chunk_tokens,
         in_float32=config.head_dtype == "float32",
+        group=group,
     )
 
 

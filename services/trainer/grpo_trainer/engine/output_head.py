@@ -9,23 +9,18 @@ hand (the idea of Liger's fused losses, arXiv 2410.10989).
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
-
-from ..algorithm.attention_layout import AttentionLayout
-from ..algorithm.image_tokens import ImageInputs
-from .family import image_token_of
-from .images import inputs_of_decoder
-from .load_balancing import load_balancing_loss
-from .shared_attention import Take, reading, shared_name
+from transformers import PretrainedConfig
 
 Outputs = tuple[torch.Tensor, ...]
-TokenLoss = Callable[[torch.Tensor, torch.Tensor, slice], torch.Tensor]
-"""log π and entropy of a slice of a micro-batch's tokens, and that slice → the sum of the tokens' losses, a scalar. The
-loss of a token depends on no log π but its own; the entropy carries no gradient."""
+Tokens: TypeAlias = slice | torch.Tensor
+"""Which of a micro-batch's tokens: a slice of the N, or their numbers."""
+TokenLoss = Callable[[torch.Tensor, torch.Tensor, Tokens], torch.Tensor]
+"""log π and entropy of some of a micro-batch's tokens, and which → the sum of their losses, a scalar. The loss of a
+token depends on no log π but its own; the entropy carries no gradient."""
 
 FACTORS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
 """Settings by which a family multiplies its logits: cohere, falcon_h1, muse_glimmer."""
@@ -47,64 +42,6 @@ def logit_transform(config: PretrainedConfig) -> LogitTransform:
     scaling = float(getattr(text, "logits_scaling", None) or 1.0)
     scale = scale * scaling if text.model_type in MULTIPLIES_BY_LOGITS_SCALING else scale / scaling
     return LogitTransform(scale, getattr(text, "final_logit_softcapping", None))
-
-
-class Policy(nn.Module):  # type: ignore[misc]
-    """A causal language model that returns logprobs. The wrapped model keeps its parameters and their names.
-
-    Rows with shared prefixes are computed by another attention than padded ones (`shared_attention.py`).
-    """
-
-    def __init__(self, model: PreTrainedModel, *, temperature: float, chunk_tokens: int, in_float32: bool = False):
-        super().__init__()
-        self.model = model
-        self._sees = image_token_of(model.config) is not None
-        self._attention = str(model.config.get_text_config()._attn_implementation)
-        self.head = TokenHead(
-            model.get_output_embeddings(),
-            transform=logit_transform(model.config),
-            temperature=temperature,
-            chunk_tokens=chunk_tokens,
-            in_float32=in_float32,
-        )
-
-    def forward(
-        self,
-        input_ids_BL: torch.Tensor,
-        hidden_N: torch.Tensor,
-        target_N: torch.Tensor,
-        position_ids_BL: torch.Tensor | None = None,
-        layout: AttentionLayout | None = None,
-        images: ImageInputs | None = None,
-        token_loss: TokenLoss | None = None,
-        token_counts_BL: torch.Tensor | None = None,
-    ) -> Outputs:
-        """Return log π and entropy [N], float32, of the tokens `target_N` after the hidden states `hidden_N`, after
-        temperature.
-
-        With `token_loss` also its sum over all tokens, a scalar, and log π carries no gradient then. With
-        `token_counts_BL` also, as the last, the load-balancing loss, a scalar. Rows are those of a `MicroBatch`. Raises
-        RunError when a layer does not read the layout, and what `load_balancing_loss` raises.
-        """
-        decoder = self.model.get_decoder()
-        decoder.config._attn_implementation = self._attention if layout is None else shared_name(self._attention)
-        settings: dict[str, Any] = {"use_cache": False} | (
-            {} if token_counts_BL is None else {"output_router_logits": True}
-        )
-        settings |= inputs_of_decoder(decoder, input_ids_BL, images) if self._sees else {"input_ids": input_ids_BL}
-        if position_ids_BL is not None:
-            settings["position_ids"] = position_ids_BL
-        if layout is None:
-            outputs = decoder(**settings)
-            hidden_NH = outputs.last_hidden_state.flatten(0, 1).index_select(0, hidden_N)
-        else:
-            with reading(layout, num_layers=decoder.config.num_hidden_layers, family=decoder.config.model_type):
-                outputs = decoder(shared_prefixes=layout, **settings)
-            hidden_NH = Take.apply(outputs.last_hidden_state.flatten(0, 1), hidden_N)
-        of_head: Outputs = self.head(hidden_NH, target_N, token_loss)
-        if token_counts_BL is None:
-            return of_head
-        return *of_head, load_balancing_loss(self.model, outputs.router_logits, token_counts_BL)
 
 
 class TokenHead(nn.Module):  # type: ignore[misc]

@@ -7,6 +7,8 @@ from transformers import PretrainedConfig
 
 from ..algorithm.prefixes import PrefixSharing
 from ..config.model import ModelConfig
+from ..config.optimization import DeepSpeedConfig
+from ..errors import UsageError
 from .family import IMAGE_FAMILIES
 from .shared_attention import in_one_call
 
@@ -27,15 +29,16 @@ HAVE_SINKS = ("gpt_oss",)
 
 
 def prefix_sharing_for(
-    family: PretrainedConfig, config: ModelConfig, *, share: str, device: torch.device
+    family: PretrainedConfig, config: ModelConfig, ranks: DeepSpeedConfig, *, device: torch.device
 ) -> PrefixSharing | None:
     """Return how micro-batches of a loaded model's `family` are counted; None for padded rows.
 
-    `share`: `deepspeed.share_prefixes`. Under `auto` it logs for which family the rows are padded.
+    Under `share_prefixes: auto` it logs for which family the rows are padded. Raises what `check_dealt_rows` raises.
     """
-    if share == "never":
+    if ranks.share_prefixes == "never":
         return None
-    if family.model_type not in (*SHARING_FAMILIES, *IMAGE_FAMILIES):
+    check_dealt_rows(family, ranks)
+    if not _shares(family):
         log.info(
             "shared prefixes are off for %s, with which nobody has proved them: each sequence has a padded row; the "
             "families that share: %s",
@@ -45,6 +48,30 @@ def prefix_sharing_for(
         return None
     masks = not (config.attn_implementation.startswith("flash_attention") or _in_one_call(family, config, device))
     return kept_by_sharing(family, recomputes=config.gradient_checkpointing, masks=masks)
+
+
+def check_dealt_rows(family: PretrainedConfig, ranks: DeepSpeedConfig) -> None:
+    """Raise UsageError where several ranks are to compute a row together and cannot with this family."""
+    size = ranks.sequence_parallel_size
+    if size == 1:
+        return
+    if not _shares(family):
+        raise UsageError(
+            f"deepspeed.sequence_parallel_size is {size}, and {family.model_type} is no family whose rows can be dealt "
+            "out to several ranks",
+            hint=f"leave it out; the families that can: {', '.join((*SHARING_FAMILIES, *IMAGE_FAMILIES))}",
+        )
+    heads = family.get_text_config().num_attention_heads
+    if heads % size:
+        raise UsageError(
+            f"deepspeed.sequence_parallel_size is {size}, and the model has {heads} attention heads, of which each "
+            "rank of a group computes as many",
+            hint=f"choose a divisor of {heads}",
+        )
+
+
+def _shares(family: PretrainedConfig) -> bool:
+    return family.model_type in (*SHARING_FAMILIES, *IMAGE_FAMILIES)
 
 
 def _in_one_call(family: PretrainedConfig, config: ModelConfig, device: torch.device) -> bool:

@@ -19,6 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..algorithm.attention_layout import AttentionLayout, Block
 from ..errors import RunError
+from .sequence_parallel import in_exchange
 
 SHARED = "shared_prefixes"
 """The function's name at transformers, which makes no mask for a name that it does not know."""
@@ -76,6 +77,7 @@ class Take(torch.autograd.Function):  # type: ignore[misc]
         return summed.index_add_(0, index, grad.float()).to(grad.dtype), None
 
 
+@in_exchange
 def shared_attention(
     module: nn.Module,
     query: torch.Tensor,
@@ -157,6 +159,7 @@ def _of_all_paths(
     return found
 
 
+@in_exchange
 def shared_flash_attention(
     module: nn.Module,
     query: torch.Tensor,

@@ -50,12 +50,13 @@ from .imitation import Imitation
 from .model import load_policy, pieces_to_push
 from .one_reduction import OneReduction
 from .optimizers import make_optimizer, set_learning_rate
-from .output_head import Policy
+from .policy import Policy
 from .prefix_sharing import prefix_sharing_for
 from .random_state import seed_everything
 from .reference import MovingReference
 from .saved_state import SavedState, num_bytes_of
 from .schedule import learning_rates
+from .sequence_parallel import SequenceGroup, join_sequence_group
 from .skipped_updates import SkippedUpdates
 from .state import layout
 from .trained_parameters import freeze_parameters
@@ -94,15 +95,15 @@ class TrainingEngine:
         self._rate_of = learning_rates(optimizer, total_updates=total_updates)
         self.device = join_process_group(timeout_s=sharing.timeout_s)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        group = join_sequence_group(sharing.sequence_parallel_size, timeout_s=sharing.timeout_s)
+        self._is_counted = group is None or group.rank == 0  # the micro-batches of a group are counted once
         seed_everything(seed)
         quieten_libraries()
         settings = deepspeed_settings(model, optimizer, sharing)
         sharding = settings if self.zero_stage == 3 else None
-        self.policy = load_policy(model, temperature=temperature, zero3=sharding)
+        self.policy = load_policy(model, temperature=temperature, zero3=sharding, group=group)
         # None, too, once a trial has found the loaded model to compute something else.
-        self.prefixes = prefix_sharing_for(
-            self.policy.model.config, model, share=sharing.share_prefixes, device=self.device
-        )
+        self.prefixes = prefix_sharing_for(self.policy.model.config, model, sharing, device=self.device)
         self._tower = VisionTower.of(
             self.policy.model, model.name_or_path, device=self.device, sharded=self.zero_stage == 3
         )
@@ -126,7 +127,7 @@ class TrainingEngine:
         self.reference: Policy | DeepSpeedEngine | None = None
         """The model that the policy is compared with; None when the loss reads none."""
         if keeps_reference(self._surrogate, algorithm):
-            self.reference = self._engine if self.adapter else self._load_reference(model, temperature, sharding)
+            self.reference = self._engine if self.adapter else self._load_reference(model, temperature, sharding, group)
         self._moving: MovingReference | None = None
         if algorithm.sync_ref_model and self.reference is not None:
             self._moving = MovingReference(self.reference, rank=self.rank, sharded=self.zero_stage == 3)
@@ -183,10 +184,10 @@ class TrainingEngine:
         return Weights(self.adapter.base_tensors(), self._in_nf4), self.adapter.deltas()
 
     def _load_reference(
-        self, config: ModelConfig, temperature: float, sharding: dict[str, Any] | None
+        self, config: ModelConfig, temperature: float, sharding: dict[str, Any] | None, group: SequenceGroup | None
     ) -> Policy | DeepSpeedEngine:
         """Load a frozen copy of the run's first model; sharded like the policy under ZeRO-3, whole otherwise."""
-        reference = load_policy(config, temperature=temperature, zero3=sharding).requires_grad_(False)
+        reference = load_policy(config, temperature=temperature, zero3=sharding, group=group).requires_grad_(False)
         if sharding is None:
             return reference.to(self.device)
         return start_deepspeed(reference, inference_settings(sharding), None)
@@ -235,7 +236,8 @@ class TrainingEngine:
                 continue
             found = self._forward(micro_batches)
             if masks:
-                mark_high_entropy(micro_batches, [entropy_N for _, entropy_N in found], top_quantile=top_quantile)
+                entropies = [entropy_N for _, entropy_N in found]
+                mark_high_entropy(micro_batches, entropies, top_quantile=top_quantile, counts=self._is_counted)
             for batch, (logprobs_N, _) in zip(micro_batches, found, strict=True) if fills_old else ():
                 batch.old_logprobs_N = old_logprobs(batch, logprobs_N, proximal=self._reads.proximal)
 
@@ -247,7 +249,11 @@ class TrainingEngine:
             for batch in micro_batches:
                 tally.merge(self._loss(batch)[1])
                 self.beat()
-        return {name: value for name, value in tally.reduce().items() if name != "tokens_without_finite_loss"}
+        return {
+            name: value
+            for name, value in tally.reduce(counts=self._is_counted).items()
+            if name != "tokens_without_finite_loss"
+        }
 
     def update(self, micro_batches: Sequence[MicroBatch], imitation: Imitation | None = None) -> dict[str, float]:
         """Make one optimizer update. Returns its metrics over all ranks, without numbers that are not finite.
@@ -275,7 +281,7 @@ class TrainingEngine:
         self._as_at_the_start_of_the_batch = False
         self.updates_done += 1
         grad_norm = self._clip.grad_norm if self._clip else self._engine.get_global_grad_norm()
-        metrics = tally.reduce() | {"grad_norm": float(grad_norm), "learning_rate": rate}
+        metrics = tally.reduce(counts=self._is_counted) | {"grad_norm": float(grad_norm), "learning_rate": rate}
         metrics |= self._entropy_coefficient.move(metrics) | ({"chord/mu": mu} if imitation else {})
         self.skipped.judge(metrics, update=self.updates_done)
         return {name: value for name, value in metrics.items() if abs(value) < float("inf")}

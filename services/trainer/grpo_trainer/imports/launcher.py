@@ -42,7 +42,8 @@ LAUNCHER = PeerOptions(
     ),
     not_here=by_option(
         {
-            "ranks are DeepSpeed's": "use_fsdp fsdp_version fsdp_sharding_strategy fsdp_auto_wrap_policy "
+            "ranks are DeepSpeed's; deepspeed.sequence_parallel_size is for long sequences": "use_fsdp "
+            "fsdp_version fsdp_sharding_strategy fsdp_auto_wrap_policy "
             "fsdp_offload_params use_megatron_lm tpu use_parallelism_config",
             "attention is not compiled": "dynamo_backend dynamo_mode",
             "weights are on the GPU": "offload_param_device cpu",

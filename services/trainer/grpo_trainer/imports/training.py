@@ -71,10 +71,12 @@ def set_micro_batch(options: Options, run: RunFile, prompt_length: int | None) -
         return
     per_device = options.whole("per_device_train_batch_size") or options.peer.default("per_device_train_batch_size")
     longest = prompt_length + run.value("rollout.max_completion_length")
+    together = run.value("deepspeed.sequence_parallel_size")
+    formula = f"per_device_train_batch_size {per_device} x {longest}"
     run.set(
         "deepspeed.tokens_per_micro_batch",
-        per_device * longest,
-        f"per_device_train_batch_size {per_device} x {longest}",
+        -(-per_device * longest // together),
+        formula if together == 1 else f"{formula}, on {together} ranks together",
     )
 
 
