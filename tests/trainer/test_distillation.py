@@ -88,7 +88,7 @@ def test_every_token_of_several_turns_gets_its_own_term_and_masked_ones_none():
     behaviour = [logprob for segment in episode.segments for logprob in segment.logprobs or []]
     taught(episode, [logprob + 0.1 * n for n, logprob in enumerate(behaviour)])
     first, second = sequences_of(
-        [(episode, 1.0)], AlgorithmConfig(), max_completion_length=MAX_COMPLETION_LENGTH, teacher_coefs=[TEACHER.coef]
+        [(episode, 1.0)], AlgorithmConfig(), max_completion_length=MAX_COMPLETION_LENGTH, teachers=[TEACHER]
     )
     assert first.advantages_L[first.loss_mask_L] == pytest.approx([1.0 + 0.05 * n for n in range(13)])
     assert second.advantages_L[second.loss_mask_L] == pytest.approx([1.0 + 0.05 * n for n in range(15, 19)])

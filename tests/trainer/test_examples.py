@@ -19,6 +19,7 @@ RUNS = {
     "the demo on two datasets": [EXAMPLES / "countdown" / "run.yaml", EXAMPLES / "countdown" / "mixed.yaml"],
     "the demo without a cold start": [EXAMPLES / "countdown" / "run.yaml", EXAMPLES / "countdown" / "chord.yaml"],
     "the demo with a teacher": [EXAMPLES / "countdown" / "distil.yaml"],
+    "the demo as its own teacher": [EXAMPLES / "countdown" / "self_distil.yaml"],
     "three GPUs": [FULL_SIZE / "run.yaml"],
     "one GPU": [FULL_SIZE / "run.yaml", FULL_SIZE / "one_gpu.yaml"],
     "eight GPUs": [FULL_SIZE / "run.yaml", FULL_SIZE / "eight_gpus.yaml"],
@@ -37,8 +38,12 @@ def test_the_run_file_is_accepted(files: list[Path]):
 
 
 def test_the_teachers_of_the_documentation_are_accepted():
-    (block,) = re.findall(r"```yaml\n(data:.*?)```", DISTILLATION.read_text(), re.DOTALL)
-    config = RunConfig.model_validate({"run_dir": "run", "model": {"name_or_path": "any"}} | yaml.safe_load(block))
+    blocks = re.findall(r"```yaml\n(data:.*?)```", DISTILLATION.read_text(), re.DOTALL)
+    config, of_itself = (
+        RunConfig.model_validate({"run_dir": "run", "model": {"name_or_path": "any"}} | yaml.safe_load(block))
+        for block in blocks
+    )
+    assert of_itself.teachers[""].of_itself
     assert {name: teacher.coef for name, teacher in config.teachers.items()} == {"math": 1.0, "code": 0.1}
     assert config.data.own_rewards == {"math": {}, "code": {"tests": 1.0}, "chat": {"judge": 1.0}}
 

@@ -295,6 +295,20 @@ def test_the_file_of_options_that_ms_swift_takes_is_read(form: str, tmp_path: Pa
     assert (run.algorithm.params["fipo_safety_threshold"], run.algorithm.params["fipo_clip_range"]) == (None, 0.2)
 
 
+def test_a_policy_that_teaches_itself_reads_the_column_that_it_has_there(capsys: pytest.CaptureFixture[str]):
+    reweights = ("--advantage_reweight", "rlsd", "--rlsd_lambda", "0.7", "--rlsd_negative_only", "true")
+    text, said = imported(capsys, *SWIFT, *reweights, "--rlsd_lambda_decay_steps", "50")
+    teacher = RunConfig.model_validate(yaml.safe_load(text)).teacher
+    assert teacher is not None
+    assert (teacher.of_itself, teacher.prompt_column, teacher.form) == (True, "teacher_prompt", "reweight")
+    assert (teacher.coef, teacher.reweight_clip, teacher.negative_only) == (0.7, 0.2, True)
+    assert "--rlsd_lambda_decay_steps 50: teacher.coef is the same in every step" in said
+    text, _ = imported(capsys, *SWIFT, "--sdar_loss_coef", "0.1", "--teacher_model", "m")
+    teacher = RunConfig.model_validate(yaml.safe_load(text)).teacher
+    assert teacher is not None
+    assert (teacher.url, teacher.form, teacher.coef, teacher.gate_beta) == ("http://127.0.0.1:8003", "gate", 0.1, 5.0)
+
+
 def test_a_teacher_alone_is_enough_to_learn_from(capsys: pytest.CaptureFixture[str]):
     without_rewards = [word for word in SWIFT if word not in ("--reward_funcs", "format")]
     text, said = imported(capsys, *without_rewards, "--teacher_model", "some/teacher", "--teacher_kl_coef", "0.5")

@@ -34,7 +34,7 @@ RUNS_OWN = INFO.model_copy(update={"server_id": "of-the-run"})
 
 
 def stage_with(answer: httpx.MockTransport) -> TeacherStage:
-    return TeacherStage(RolloutClient(CONFIG.url, transport=answer), CONFIG)
+    return TeacherStage(RolloutClient(str(CONFIG.url), transport=answer), CONFIG)
 
 
 @pytest.mark.parametrize(

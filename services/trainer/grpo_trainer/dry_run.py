@@ -313,7 +313,7 @@ async def _servers(prepared: Prepared, planned: ModelWithoutWeights) -> list[Lin
     if config.reward.reward_funcs:
         first_rows = [*prepared.rows.first_rows, *prepared.eval_rows.first_rows]
         lines += await _reward(config, first_rows, prepared.tokenizer)
-    async with Teachers(config) as teachers:
+    async with Teachers(config, prepared.teacher_prompts) as teachers:
         lines += [await _teacher(stage, prepared.policy, run_servers=fleet.infos.values()) for stage in teachers.stages]
     return lines
 
@@ -336,13 +336,13 @@ async def _reward(config: RunConfig, first_rows: list[PromptRow], tokenizer: Any
 
 
 async def _teacher(stage: TeacherStage, policy: Policy, *, run_servers: Collection[RolloutInfo]) -> Line:
-    line = f"{stage.name.removeprefix('the ')} {stage.config.url}"
+    line = f"{stage.name.removeprefix('the ')} {stage.client.base_url}"
     try:
         info = await stage.check(policy, run_servers=run_servers)
         return line, f"{info.model}, weights {info.weights.state}"
     except ServiceError as error:
         role = stage.name.removeprefix("the ")
-        return line, _away(error, role=role, url=stage.config.url, setting=stage.setting)
+        return line, _away(error, role=role, url=stage.client.base_url, setting=stage.setting)
 
 
 def _away(error: ServiceError, *, role: str, url: str, setting: str) -> str:

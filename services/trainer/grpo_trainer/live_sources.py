@@ -85,7 +85,7 @@ def reward_shown(orchestrator: Orchestrator) -> dict[str, Any] | None:
 
 def teachers_shown(teachers: Teachers) -> list[dict[str, Any]]:
     return [
-        {"name": stage.name.removeprefix("the "), "url": stage.config.url, **_answer(stage.health)}
+        {"name": stage.name.removeprefix("the "), "url": stage.client.base_url, **_answer(stage.health)}
         for stage in teachers.stages
     ]
 

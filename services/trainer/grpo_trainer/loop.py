@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import product
+from itertools import chain, product
 from typing import Any, TypeVar
 
 from grpo_proto import ServiceError
@@ -24,11 +24,13 @@ from .algorithm.named_arrays import to_arrays
 from .algorithm.planning import count_updates, token_counts
 from .algorithm.sequences import Group, TrainingSequence, untrained_sequence
 from .algorithm.skipping import SURVEY_EVERY, sequences_to_compute, surveyed
+from .algorithm.teacher_view import sequences_to_teach, take_logprobs
 from .callbacks import Callbacks
 from .checkpoint.best import BestCheckpoint
 from .checkpoint.rollbacks import seen_rollbacks
 from .checkpoint.saving import CheckpointSaver
 from .config.run_config import RunConfig
+from .data.teacher_prompts import TeacherPrompts
 from .errors import GuardStop, RunError, ServersError, UpdateError
 from .fleet.canary import compare, compared_urls
 from .fleet.push import TensorSource, push
@@ -60,6 +62,8 @@ class Run:
     canary_rule: Rule
     parts: Parts
     demonstrations: Demonstrations | None
+    teaches_itself: Mapping[str, TeacherPrompts]
+    """The datasets of which the policy is its own teacher, and what it reads then."""
     updates_done: Callable[[], int]
     """How many optimizer updates the engine has made, those before a resume too."""
     best: BestCheckpoint
@@ -165,6 +169,8 @@ def sample_and_score(run: Run, *, version: int) -> list[TrainingSequence] | None
         return None
     if config.algorithm.kl_in_reward:
         penalize_kl(run, batch.groups, version=version)
+    if run.teaches_itself:
+        teach_itself(run, batch.groups, version=version)
     sequences, reward_metrics = training_sequences(
         batch.groups,
         config.algorithm,
@@ -203,6 +209,23 @@ def penalize_kl(run: Run, groups: list[Group], *, version: int) -> None:
         sums = run.parts.log_ratios()
     compared = [sequence for part in parts for sequence in part]
     run.journal.add(penalize(episodes, compared, sums, beta=run.config.algorithm.beta))
+
+
+def teach_itself(run: Run, groups: list[Group], *, version: int) -> None:
+    """Self-distillation: the policy scores what it has sampled, and reads what only a teacher may."""
+    with run.journal.stage("prepare"):
+        own = [
+            (group, run.teaches_itself[dataset])
+            for group in groups
+            if (dataset := group.row.dataset) in run.teaches_itself
+        ]
+        taught = [
+            (one, ids) for group, prompts in own for ids in prompts.token_ids([group.row]) for one in group.episodes
+        ]
+        sequences = sequences_to_teach(taught, version=version)
+        parts, _ = run.parts.hand_out(sequences, of=sequences, version=version)
+        scored = zip(chain.from_iterable(parts), run.parts.logprobs(), strict=True)
+        take_logprobs([episode for episode, _ in taught], {one.episode: logprobs for one, logprobs in scored})
 
 
 def wait_for(run: Run, ask: Coroutine[Any, Any, ResultT], *, version: int) -> ResultT | None:

@@ -18,6 +18,7 @@ from .algorithm.spread import teaches, teaches_by_turn
 from .config.run_config import RunConfig
 from .data.order import PromptOrder
 from .data.run_rows import rows_with_prompts
+from .data.teacher_prompts import TeacherPrompts
 from .episodes.sampler import new_sampler
 from .fleet.adapters import AdapterNeeds
 from .fleet.awaited import Awaited, wait_for_rollout_servers
@@ -85,7 +86,7 @@ class Orchestrator:
         self.loop = EventLoopThread()
         self.fleet = Fleet(config.rollout.urls, min_replicas=config.rollout.min_replicas)
         self.reward = RewardStage.of(config, RewardClient(config.reward.url), code=reward_code)
-        self.teachers = Teachers(config)
+        self.teachers = Teachers(config, prepared.teacher_prompts)
         self._players = AsyncExitStack()
         self.sampler, self._starting = new_sampler(
             config,
@@ -121,6 +122,12 @@ class Orchestrator:
         )
         self.reward_health: Health | None = None
         """The reward server's last answer, for display only; None before the first answer."""
+
+    @property
+    def teaches_itself(self) -> dict[str, TeacherPrompts]:
+        """The datasets of which the policy is its own teacher, and what it reads then."""
+        prompts, teachers = self._prepared.teacher_prompts, self.config.teachers
+        return {dataset: prompts[dataset] for dataset, teacher in teachers.items() if teacher.of_itself}
 
     def _new_pipeline(self, prompts: PromptOrder, cursor: Cursor) -> Pipeline:
         return Pipeline(
@@ -161,7 +168,7 @@ class Orchestrator:
         config, status, prepared = self.config, self.status, self._prepared
         reward = Awaited("the reward server", config.reward.url, "reward.url", "grpo-reward serve")
         teachers = [
-            (Awaited(teacher.name, teacher.config.url, teacher.setting, "grpo-rollout serve MODEL"), teacher)
+            (Awaited(teacher.name, teacher.client.base_url, teacher.setting, "grpo-rollout serve MODEL"), teacher)
             for teacher in self.teachers.stages
         ]
         with self.stop.interruptible():

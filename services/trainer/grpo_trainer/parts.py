@@ -52,6 +52,10 @@ class Parts(NamedTuple):
         """Σ log π − log π_ref of each sequence that was handed out last, part by part."""
         return [one for of_part in self._gather("log_ratios") for one in of_part]
 
+    def logprobs(self) -> list[list[float]]:
+        """log π of the trained tokens of each sequence that was handed out last, part by part."""
+        return [one for of_part in self._gather("batch_logprobs") for one in of_part]
+
     def _gather(self, command: str, *arguments: Any, **each: Any) -> list[Any]:
         return self.crew.gather(command, *arguments, **each)[:: self.ranks.sequence_parallel_size]
 

@@ -27,6 +27,7 @@ from .data.run_rows import (
     load_training_rows,
     longest_context,
 )
+from .data.teacher_prompts import TeacherPrompts
 from .data.tokenizer import chat_template, check_stop_tokens, load_tokenizer
 from .data.turn_end import servers_stop_at
 from .engine.family import image_token_of, load_family, load_image_processor
@@ -54,6 +55,10 @@ class Prepared:
     eval_rows: HeldOutRows
     family: PretrainedConfig
     demonstrations: list[Example]
+    teacher_prompts: dict[str, TeacherPrompts]
+    """Of each dataset whose teacher does not read the policy's prompts."""
+    longest_teacher_prompt: int
+    """In tokens; 0 without any of these."""
 
     @classmethod
     def of(cls, config: RunConfig, *, folder: Path | None = None) -> Self:
@@ -75,7 +80,9 @@ class Prepared:
         context = getattr(family.get_text_config(), "max_position_embeddings", None)
         check_context(demonstrations, context=one_rope_context(family) or context)
         config = with_router_aux_loss_coef(config, router_aux_loss_coef(config.algorithm, family))
-        prepared = cls(config, tokenizer, rows, eval_rows, family, demonstrations)
+        of_teachers = TeacherPrompts.of_run(config, tokenizer)
+        longest = max((prompts.longest_of(rows.stores[name]) for name, prompts in of_teachers.items()), default=0)
+        prepared = cls(config, tokenizer, rows, eval_rows, family, demonstrations, of_teachers, longest)
         check_optimizer(config.optimizer)
         check_dealt_rows(family, config.deepspeed)
         learning_rates(config.optimizer, total_updates=prepared.num_updates)
@@ -96,8 +103,8 @@ class Prepared:
     @property
     def policy(self) -> Policy:
         """What a teacher has to fit."""
-        longest = self.rows.longest_prompt + self.config.rollout.max_completion_length
-        return Policy.of(self.tokenizer, max_tokens=longest)
+        longest = max(self.rows.longest_prompt, self.longest_teacher_prompt)
+        return Policy.of(self.tokenizer, max_tokens=longest + self.config.rollout.max_completion_length)
 
     def doubts(self) -> Iterator[str]:
         """What is allowed, and seldom meant."""

@@ -30,6 +30,7 @@ COMMANDS = (
     "batch",
     "imitate",
     "log_ratios",
+    "batch_logprobs",
     "prepare",
     "survey",
     "update",
@@ -105,6 +106,12 @@ class RankWork:
         batches = [batch for update in self._updates for batch in update]
         own, reference = self.engine.logprobs(batches), self.engine.logprobs(batches, reference=True)
         return [one for of_batch in zip(batches, own, reference, strict=True) for one in log_ratio_sums(*of_batch)]
+
+    def batch_logprobs(self) -> list[list[float]]:
+        """log π of the trained tokens of each sequence of the batch, micro-batch by micro-batch."""
+        batches = [batch for update in self._updates for batch in update]
+        found = zip(batches, self.engine.logprobs(batches), strict=True)
+        return [part.tolist() for batch, logprobs_N in found for part in logprobs_N.split(batch.trained_Q)]
 
     def survey(self) -> dict[str, float]:
         """Metrics of a forward pass over the whole batch, without a gradient; the same on all ranks."""

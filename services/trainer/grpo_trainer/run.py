@@ -279,6 +279,7 @@ def _train(
             canary_rule=rule_for(config, engine.device.type, has_experts=engine.has_experts),
             parts=Parts(crew, config.deepspeed, engine.prefixes),
             demonstrations=demonstrations,
+            teaches_itself=orchestrator.teaches_itself,
             updates_done=lambda: engine.updates_done,
             best=BestCheckpoint.of(config.checkpoint, state.get("best") if state else None, run_dir=config.run_dir),
             callbacks=callbacks,

@@ -4,7 +4,7 @@ sequences.py    the types, in the order the data changes, and the legend of the 
 decisions.py    scored groups → what is trained on, with which advantage and weight, in which update
                 kl_in_reward.py  what is subtracted from rewards before
                 estimators/    rewards → advantages; turn_advantages.py: of each turn
-                distillation.py  what a teacher adds to the advantages of tokens
+                distillation.py  what a teacher does to the advantages of tokens; teacher_view.py: what it reads
                 normalisers/   the weight of a token
 staleness.py    turns that are too old are masked
 skipping.py     sequences without a gradient are not computed

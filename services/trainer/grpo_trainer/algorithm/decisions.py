@@ -40,15 +40,14 @@ def training_sequences(
     """
     advantages = advantages_of(groups, algorithm, reward_weights, own_rewards, teachers)
     taken: list[tuple[Episode, Advantage]] = []
-    coefs, masked = list[float](), list[bool]()
+    taught_by, masked = list[TeacherConfig | None](), list[bool]()
     for group, of_group in zip(groups, advantages, strict=True):
-        teacher = teachers.get(group.row.dataset)
         for episode, advantage in zip(group.episodes, of_group, strict=True):
             episode.advantage = None if advantage is None else of_episode(advantage, episode)
             left_out = episode.left_out_because(mask_truncated=algorithm.mask_truncated_completions)
             if advantage is not None and left_out in (None, "truncated"):
                 taken.append((episode, advantage))
-                coefs.append(teacher.coef if teacher else 0.0)
+                taught_by.append(teachers.get(group.row.dataset))
                 masked.append(left_out is not None)
     if reads_of(surrogate_of(algorithm)).behaviour:
         _refuse_unknown_behaviour(
@@ -58,7 +57,7 @@ def training_sequences(
     if teachers:
         metrics |= teacher_metrics([group for group in groups if group.row.dataset in teachers])
     sequences = sequences_of(
-        taken, algorithm, max_completion_length=max_completion_length, teacher_coefs=coefs, masked=masked
+        taken, algorithm, max_completion_length=max_completion_length, teachers=taught_by, masked=masked
     )
     return sequences, metrics
 
@@ -110,18 +109,18 @@ def sequences_of(
     algorithm: AlgorithmConfig,
     *,
     max_completion_length: int,
-    teacher_coefs: Sequence[float] = (),
+    teachers: Sequence[TeacherConfig | None] = (),
     masked: Sequence[bool] = (),
 ) -> list[TrainingSequence]:
-    """The sequences of episodes that are trained on, each with its advantage, in their order. `teacher_coefs`: for each
-    episode the weight of its teacher, 0 without one. `masked`: which are cut off and only counted; absent: none.
+    """The sequences of episodes that are trained on, each with its advantage, in their order. `teachers`: that of each
+    episode, None without one. `masked`: which are cut off and only counted; absent: none.
 
     Updates are consecutive slices of the episodes, their sizes differ by one at most. One without an episode to train
     on is left out, because it would still move the weights (momentum, weight decay).
     """
     masked = masked or [False] * len(taken)
     updates, num_masked = updates_of(masked, algorithm.steps_per_generation)
-    teacher_coefs = list(compress(teacher_coefs or [0.0] * len(taken), map(not_, masked)))
+    teachers = list(compress(teachers or [None] * len(taken), map(not_, masked)))
     taken = list(compress(taken, map(not_, masked)))
     facts = [facts_of(episode, number) for number, (episode, _) in enumerate(taken)]
     tokens = [sum(sequence.num_trained for sequence in sequences) for sequences in facts]
@@ -130,9 +129,9 @@ def sequences_of(
         [_decided(sequence, advantage=advantage, weight=weight, update=update) for sequence in sequences]
         for sequences, (_, advantage), weight, update in zip(facts, taken, weights, updates, strict=True)
     ]
-    for (episode, _), sequences, coef in zip(taken, decided, teacher_coefs, strict=True):
-        if coef:
-            add_teacher(episode, sequences, coef=coef)
+    for (episode, _), sequences, teacher in zip(taken, decided, teachers, strict=True):
+        if teacher is not None:
+            add_teacher(episode, sequences, teacher)
     return [sequence for sequences in decided for sequence in sequences]
 
 

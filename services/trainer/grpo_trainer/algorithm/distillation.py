@@ -1,12 +1,21 @@
-"""On-policy distillation: a teacher's logprobs of the sampled tokens, as advantages of single tokens.
+"""On-policy distillation: a teacher's logprobs of the sampled tokens, in the advantages of single tokens.
 
-    A_t  +  coef · (log π_teacher(t) − log π_behaviour(t))
+    d_t = log π_teacher(t) − log π_behaviour(t)
 
-−log π_behaviour + log π_teacher of a sampled token is an unbiased estimate of −KL(π ‖ π_teacher) at that position, the
-reverse KL, whose gradient is REINFORCE with this term as the reward and no reward for what follows: a discount of 0, as
-in "On-Policy Distillation" (Thinking Machines Lab, 2025) and slime's `--opd-kl-coef`. π_behaviour are the server's
-logprobs, those of the sampling. Left out on purpose: the KL over the whole vocabulary (GKD, arXiv 2306.13649), which
-needs the teacher's logits of every token.
+    add        A_t  +  coef · d_t
+    reweight   A_t · (1 − coef + coef · w_t),   w_t = exp(sign(A_t) · d_t), clipped to 1 ± reweight_clip
+    gate       A_t  +  coef · sigmoid(gate_beta · d_t)
+
+add: −log π_behaviour + log π_teacher of a sampled token is an unbiased estimate of −KL(π ‖ π_teacher) at that position,
+the reverse KL, whose gradient is REINFORCE with this term as the reward and no reward for what follows: a discount of
+0, as in "On-Policy Distillation" (Thinking Machines Lab, 2025) and slime's `--opd-kl-coef`. π_behaviour are the
+server's logprobs, those of the sampling. Left out on purpose: the KL over the whole vocabulary (GKD, arXiv
+2306.13649), which needs the teacher's logits of every token.
+
+reweight moves the credit of an episode to the tokens that the teacher finds decisive and never turns its sign: RLSD
+(arXiv 2604.03128), ms-swift's `advantage_reweight rlsd`. gate draws the policy towards the teacher where that is the
+surer of the two: the gradient of SDAR's loss (arXiv 2605.15155), −coef · sigmoid(·) · ∇ log π, for a policy that is
+still the one that sampled; SDAR has it beside the loss, outside its clip and its normaliser.
 """
 
 from collections.abc import Sequence
@@ -14,6 +23,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ..config.teacher import TeacherConfig
 from ..errors import RunError
 from .sequences import Episode, Group, TrainingSequence
 
@@ -34,8 +44,8 @@ def log_ratios_S(episode: Episode) -> NDArray[np.float64]:
     return np.subtract(episode.teacher_logprobs, behaviour, dtype=np.float64)
 
 
-def add_teacher(episode: Episode, sequences: Sequence[TrainingSequence], *, coef: float) -> None:
-    """Add the teacher's term to the advantages of the trained tokens. `sequences`: all of the episode, in order."""
+def add_teacher(episode: Episode, sequences: Sequence[TrainingSequence], teacher: TeacherConfig) -> None:
+    """Let the teacher into the advantages of the trained tokens. `sequences`: all of the episode, in order."""
     ratios_S = log_ratios_S(episode)
     with_tokens = iter(sequences)
     for segment in episode.segments:
@@ -44,9 +54,30 @@ def add_teacher(episode: Episode, sequences: Sequence[TrainingSequence], *, coef
         if not any(turn.num_tokens and turn.masked is None for turn in segment.turns):
             continue
         sequence = next(with_tokens)
-        term_L = np.zeros(sequence.num_tokens)
-        term_L[tokens] = coef * of_segment_S
-        sequence.advantages_L[sequence.loss_mask_L] += term_L[sequence.loss_mask_L].astype(np.float32)
+        ratio_L, trained_L = np.zeros(sequence.num_tokens), sequence.loss_mask_L
+        ratio_L[tokens] = of_segment_S
+        advantages = sequence.advantages_L[trained_L].astype(np.float64)
+        sequence.advantages_L[trained_L] = taught(advantages, ratio_L[trained_L], teacher)
+
+
+def taught(
+    advantages: NDArray[np.float64], log_ratios: NDArray[np.float64], teacher: TeacherConfig
+) -> NDArray[np.float64]:
+    """The advantages of some tokens with what the teacher finds of each."""
+    coef = teacher.coef
+    match teacher.form:
+        case "add":
+            return advantages + coef * log_ratios
+        case "gate":
+            # The sigmoid by tanh, which overflows for no ratio.
+            return advantages + coef * 0.5 * (1.0 + np.tanh(0.5 * teacher.gate_beta * log_ratios))
+        case "reweight":
+            # Clipped before the exponential: log is monotonic, and a ratio may be beyond what exp takes.
+            highest = np.log1p(teacher.reweight_clip)
+            weights = np.exp(np.minimum(np.sign(advantages) * log_ratios, highest))
+            weights = np.maximum(weights, 1.0 - teacher.reweight_clip)
+            changed = advantages * (1.0 - coef + coef * weights)
+            return np.where(advantages > 0.0, advantages, changed) if teacher.negative_only else changed
 
 
 def teacher_metrics(groups: Sequence[Group]) -> dict[str, float]:

@@ -155,6 +155,14 @@ MS_SWIFT = PeerOptions(
         "teacher_model": ("teacher.url", None),
         "teacher_model_server": ("teacher.url", None),
         "teacher_kl_coef": ("teacher.coef", 1.0),
+        "advantage_reweight": ("teacher.form", None),
+        "rlsd_lambda": ("teacher.coef", 0.5),
+        "rlsd_reweight_clip_range": ("teacher.reweight_clip", 0.2),
+        "rlsd_negative_only": ("teacher.negative_only", False),
+        "rlsd_lambda_warmup_steps": ("teacher.coef", 0),
+        "rlsd_lambda_decay_steps": ("teacher.coef", 0),
+        "sdar_loss_coef": ("teacher.form", 0.0),
+        "sdar_gate_beta": ("teacher.gate_beta", 5.0),
         "project": ("logging.project", "huggingface"),
         "swanlab_project": ("logging.project", "ms-swift"),
         "vllm_device": ("rollout.urls", "auto"),  # of ms-swift 3
@@ -245,10 +253,7 @@ MS_SWIFT = PeerOptions(
             "a reward model scores by its own logit": "reward_model_plugin reward_adapters reward_model_type "
             "reward_model_revision reward_template",
             "the loss is not among ours: docs/losses.md": "real_tau",
-            "a teacher gives its logprobs to each token, and reweights nothing: docs/distillation.md": (
-                "advantage_reweight rlsd_lambda rlsd_reweight_clip_range rlsd_lambda_warmup_steps "
-                "rlsd_lambda_decay_steps rlsd_negative_only sdar_loss_coef sdar_gate_beta teacher_tag_key"
-            ),
+            "each dataset has its own teacher in data.datasets": "teacher_tag_key",
             "a teacher is a rollout server of its own: start one, and name it in teacher.url": (
                 "teacher_adapters teacher_model_type teacher_model_revision teacher_deepspeed"
             ),

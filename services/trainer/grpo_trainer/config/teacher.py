@@ -1,26 +1,83 @@
-"""A teacher, of a run or of one dataset: a rollout server whose model scores what the policy samples."""
+"""A teacher, of a run or of one dataset: a rollout server whose model scores what the policy samples, or the policy
+itself, which then reads a prompt that says more."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from .section import Positive, Seconds, Section, ServerUrl
+from .section import Positive, Seconds, Section, ServerUrl, Share
 
 if TYPE_CHECKING:
     from .run_config import RunConfig
 
 
-class TeacherConfig(Section):
-    """On-policy distillation: the advantage of a token gets coef · (log π_teacher − log π) of it."""
+OF_FORM = {"reweight_clip": "reweight", "negative_only": "reweight", "gate_beta": "gate"}
+"""The form that reads a setting."""
 
-    url: ServerUrl = Field(description="A rollout server that serves the teacher; none of rollout.urls.")
+
+class TeacherConfig(Section):
+    """On-policy distillation: what a teacher finds of a token, d = log π_teacher − log π, enters its advantage."""
+
+    url: ServerUrl | None = Field(
+        None, description="A rollout server that serves the teacher; none of rollout.urls. Absent: see of_itself."
+    )
+    of_itself: bool = Field(
+        False,
+        description="The policy is its own teacher, with the weights that a batch is trained from, and reads another "
+        "prompt than it sampled from: self-distillation.",
+    )
+    prompt_column: str | None = Field(
+        None,
+        description="Column with what the teacher reads in place of the last message of the user, or a whole list of "
+        "messages; absent: it reads the policy's prompt.",
+    )
+    prompt_template: str | None = Field(
+        None, description="The same as a text with {column} in it, or the file that holds it."
+    )
     coef: Positive = Field(1.0, description="Weight of the teacher beside the advantages of the rewards.")
+    form: Literal["add", "reweight", "gate"] = Field(
+        "add",
+        description="How d enters an advantage A: add A + coef · d; reweight A · (1 − coef + coef · w) with "
+        "w = exp(sign(A) · d), clipped; gate A + coef · sigmoid(gate_beta · d).",
+    )
+    reweight_clip: Share = Field(0.2, description="With reweight: w is clipped to 1 ± reweight_clip.")
+    negative_only: bool = Field(False, description="With reweight: advantages above 0 stay as they are.")
+    gate_beta: Positive = Field(5.0, description="With gate: how sharp the gate is.")
     only: bool = Field(False, description="Learn from the teacher alone: rewards are measured and enter no advantage.")
     timeout_s: Seconds = Field(300.0, description="Limit for scoring the tokens of one request.")
     retry_for_s: Seconds = Field(
         300.0, description="Retry budget for an absent or busy teacher, from the first failure on; then the run stops."
     )
     startup_timeout_s: Seconds = Field(900.0, description="Time for the server to come up.")
+
+    @property
+    def has_own_prompt(self) -> bool:
+        return self.prompt_column is not None or self.prompt_template is not None
+
+    @model_validator(mode="after")
+    def _somebody_teaches(self) -> Self:
+        if (self.url is None) is not self.of_itself:
+            found = "has both a url and of_itself" if self.of_itself else "has neither a url nor of_itself"
+            raise ValueError(f"a teacher {found}: name a rollout server, or let the policy teach itself")
+        if self.prompt_column is not None and self.prompt_template is not None:
+            raise ValueError("prompt_column and prompt_template both say what the teacher reads; leave one out")
+        if self.of_itself and not self.has_own_prompt:
+            raise ValueError(
+                "a policy that reads its own prompt finds of its tokens what it found when it sampled them: set "
+                "prompt_column or prompt_template to what the teacher knows more"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _settings_are_those_of_the_form(self) -> Self:
+        for name, form in OF_FORM.items():
+            if self.form != form and getattr(self, name) != TeacherConfig.model_fields[name].default:
+                raise ValueError(f"{name} is read with form {form}, and form is {self.form}")
+        if self.form == "reweight" and self.only:
+            raise ValueError("form reweight multiplies the advantages of rewards, and only leaves them out")
+        if self.form == "reweight" and self.coef > 1.0:
+            raise ValueError(f"with form reweight coef is a share of the weights, at most 1, not {self.coef:g}")
+        return self
 
 
 def teacher_setting(dataset: str, config: "RunConfig") -> str:
@@ -39,7 +96,10 @@ def check_teachers(config: "RunConfig") -> None:
         elif rewards or (config.episodes is not None and any(config.episodes.weights.values())):
             continue
         elif not dataset:
-            raise ValueError("reward.reward_funcs is empty: name a reward, or set teacher.url to learn from a teacher")
+            raise ValueError(
+                "reward.reward_funcs is empty: name a reward, or set teacher.url or teacher.of_itself to learn from a "
+                "teacher"
+            )
         else:
             raise ValueError(
                 f"data.datasets.{dataset} has neither a reward nor a teacher: name a reward in reward.reward_funcs, or "
@@ -50,7 +110,7 @@ def check_teachers(config: "RunConfig") -> None:
 def _check_teacher(dataset: str, config: "RunConfig", *, has_rewards: bool) -> None:
     setting, teacher = teacher_setting(dataset, config), config.teachers[dataset]
     rollout, algorithm = config.rollout, config.algorithm
-    if teacher.url.rstrip("/") in [url.rstrip("/") for url in rollout.urls]:
+    if (teacher.url or "").rstrip("/") in [url.rstrip("/") for url in rollout.urls]:
         raise ValueError(
             f"{setting}.url {teacher.url} is one of rollout.urls, which serve the policy: start a server of its own "
             "for the teacher"
@@ -61,6 +121,8 @@ def _check_teacher(dataset: str, config: "RunConfig", *, has_rewards: bool) -> N
             f"{', '.join(distorting)}: a teacher's logprobs are of temperature 1 without truncation, and the "
             f"policy's would be of another distribution; sample so, or leave {setting} out"
         )
+    if teacher.form == "reweight" and not has_rewards:
+        raise ValueError(f"{setting}.form reweight multiplies the advantages of rewards, and there are none")
     if teacher.only or not has_rewards:
         alone = f"{setting}.only true" if teacher.only else "a teacher without rewards"
         alone += f" (dataset {dataset})" if dataset else ""

@@ -8,6 +8,8 @@ messages.py     … of which messages are read here; rendering.py: prompts → t
 first_row.py    what is odd about the tokens of the first prompt; turn_end.py: do servers stop where an answer ends
 images.py       the images of a row, and their places in its messages
 columns.py      which columns there must be; same_prompt.py: no template makes one prompt of all rows
+teacher_prompts.py
+                what a teacher reads in place of a row's prompt
 demonstrations.py
                 rows → prompts with their answers; answer_turn.py: how a chat template writes and ends an answer
 batches.py      all rows → prompts and tokens, checked, some hundred at a time

@@ -11,8 +11,9 @@ trl_script.py   a script in Python or a notebook that calls GRPOTrainer: script_
                 names stand for, python_values.py the values of expressions, python_settings.py of classes and files
 swift_script.py     a script that calls ms-swift's RLHFArguments
 swift.py, trl.py    one trainer each: what belongs together of its options; swift_rewards.py, swift_rows.py,
-                swift_episodes.py, swift_chord.py, swift_frozen.py and swift_images.py: its rewards, rows,
-                environments, demonstrations, frozen parameters and images; open_r1.py: the rewards of open-r1;
+                swift_episodes.py, swift_chord.py, swift_frozen.py, swift_images.py and swift_teacher.py: its
+                rewards, rows, environments, demonstrations, frozen parameters, images and teacher; open_r1.py: the
+                rewards of open-r1;
                 generation.py: TRL's generation_kwargs
 training.py     what both have alike: tables, steps, DeepSpeed, and what does not go together here
 batch.py        the arithmetic of batch sizes

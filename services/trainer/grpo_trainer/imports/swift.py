@@ -14,7 +14,6 @@ from .options import Options, given
 from .quantized import set_quantized
 from .run_file import RunFile, checked
 from .servers import (
-    FIRST_PORT,
     Sampling,
     on_its_own_gpu,
     reachable,
@@ -31,6 +30,7 @@ from .swift_frozen import set_frozen
 from .swift_images import MAX_PIXELS, set_swift_images
 from .swift_rewards import set_swift_rewards
 from .swift_rows import LONGEST_PROMPT, set_swift_rows
+from .swift_teacher import set_swift_teacher
 from .values import read, target_modules
 
 ESTIMATORS = {
@@ -95,7 +95,7 @@ def import_swift(command: Command, server: Command | None, expanded: set[str]) -
     training.set_best(options, run, evaluates=evaluates)
     set_chord(options, run, batch)
     set_swift_images(options, run, variables)
-    teacher = _set_teacher(options, run)
+    teacher = set_swift_teacher(options, run)
     arguments = set_swift_rewards(options, run)
     training.settle(run)
     if run.value("algorithm.max_staleness"):
@@ -280,27 +280,6 @@ def _set_project(options: Options, run: RunFile, variables: Mapping[str, str]) -
         run.set("logging.project", variables["WANDB_PROJECT"], "WANDB_PROJECT")
     elif {"wandb", "swanlab"} & set(trackers):
         run.set("logging.project", "ms-swift", "ms-swift's default")
-
-
-def _set_teacher(options: Options, run: RunFile) -> str | None:
-    """Set the teacher; return its model where a server of ours is to have it, whose port is not known yet."""
-    url, coef = options.text("teacher_model_server"), options.number("teacher_kl_coef")
-    model = options.text("teacher_model") if url is None else None
-    if url is None and model is None:
-        if coef is not None:
-            run.not_needed.append(f"{options.shown('teacher_kl_coef')}: there is no teacher")
-        return None
-    if url is not None and url.lstrip().startswith(("[", "{")):
-        run.differs.append(
-            f"{options.shown('teacher_model_server')}: each dataset has its own teacher in data.datasets"
-        )
-        return None
-    shown = options.shown("teacher_model" if url is None else "teacher_model_server")
-    run.set("teacher.url", url or f"http://127.0.0.1:{FIRST_PORT}", shown)
-    run.set("teacher.coef", 1.0 if coef is None else coef, "; ".join(given(options, "teacher_kl_coef")) or "default")
-    if url is not None:
-        run.differs.append(f"{url}: the teacher is a rollout server: grpo-rollout serve TEACHER --port …")
-    return model
 
 
 def _set_servers(options: Options, run: RunFile, launch: Launch, server: Command | None, beside: Options) -> None:

@@ -276,7 +276,7 @@ def settle(run: RunFile) -> None:
         _change(run, "algorithm.kl_in_reward", False, "there is no KL with beta 0")
     if run.value("algorithm.kl_in_reward") and run.value("algorithm.advantage_estimator") == "gdpo":
         _change(run, "algorithm.kl_in_reward", False, "gdpo takes each reward by itself")
-    if "teacher.url" in run.entries:
+    if any(name.startswith("teacher.") for name in run.entries):
         if run.value("rollout.temperature") != 1.0:
             _change(run, "rollout.temperature", 1.0, "a teacher's logprobs are of temperature 1")
         for name, value in UNDISTORTED.items():

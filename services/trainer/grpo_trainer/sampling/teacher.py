@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Self
 
 from grpo_proto import PROTOCOL_VERSION, Health, InfrastructureError, RolloutClient, RolloutInfo, ServiceError
@@ -12,7 +13,9 @@ from grpo_proto.fingerprint import tokenizer_fingerprint, vocabulary_fingerprint
 from grpo_proto.messages.logprobs import GivenSequence, LogprobsRequest, SequenceLogprobs
 
 from ..algorithm.sequences import Episode, Group, Segment
+from ..algorithm.teacher_view import behind
 from ..config.teacher import TeacherConfig
+from ..data.teacher_prompts import TeacherPrompts
 from ..errors import RunError, UnavailableError
 
 log = logging.getLogger(__name__)
@@ -43,9 +46,17 @@ class TeacherStage:
     holds its URL."""
 
     def __init__(
-        self, client: RolloutClient, config: TeacherConfig, *, name: str = "the teacher", setting: str = "teacher.url"
+        self,
+        client: RolloutClient,
+        config: TeacherConfig,
+        *,
+        name: str = "the teacher",
+        setting: str = "teacher.url",
+        prompts: Mapping[str, TeacherPrompts] = MappingProxyType({}),
     ):
+        """`prompts`: those of each dataset for which it does not read the policy's."""
         self.client, self.config, self.name, self.setting = client, config, name, setting
+        self._prompts = prompts
         self.health: Health | None = None
         """The server's last answer, for display only; None before the first answer."""
         self._room = asyncio.Semaphore(MAX_REQUESTS)
@@ -95,7 +106,7 @@ class TeacherStage:
     async def score(self, groups: Sequence[Group]) -> None:
         """Score every sampled token. Raises RunError when the teacher does not answer within `retry_for_s`."""
         episodes = [episode for group in groups for episode in group.episodes]
-        segments = [segment for episode in episodes for segment in episode.segments if segment.num_sampled]
+        segments = [segment for group in groups for segment in self._as_read(group)]
         scored: list[SequenceLogprobs] = []
         for part in parts_of(segments):
             scored += await self._score(part)
@@ -105,6 +116,15 @@ class TeacherStage:
         taught_at_s = time.monotonic()
         for group in groups:
             group.taught_at_s = taught_at_s
+
+    def _as_read(self, group: Group) -> list[Segment]:
+        """The segments of a group that have sampled tokens, behind the prompt that the teacher reads."""
+        segments = [segment for episode in group.episodes for segment in episode.segments if segment.num_sampled]
+        prompts = self._prompts.get(group.row.dataset)
+        if prompts is None or not segments:
+            return segments
+        [prompt_ids] = prompts.token_ids([group.row])
+        return [behind(prompt_ids, segment) for segment in segments]
 
     async def _score(self, segments: Sequence[Segment]) -> list[SequenceLogprobs]:
         request = LogprobsRequest(

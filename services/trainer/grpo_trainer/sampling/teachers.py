@@ -1,7 +1,7 @@
-"""The teachers of a run: which of them scores the groups of which dataset."""
+"""The teachers of a run that are servers: which of them scores the groups of which dataset."""
 
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 from grpo_proto import RolloutClient
@@ -9,22 +9,26 @@ from grpo_proto import RolloutClient
 from ..algorithm.sequences import Group
 from ..config.run_config import RunConfig
 from ..config.teacher import TeacherConfig, teacher_setting
+from ..data.teacher_prompts import TeacherPrompts
 from .teacher import TeacherStage
 
 
 class Teachers:
     """Datasets with the same settings of a teacher share it. Without any, `score` does nothing."""
 
-    def __init__(self, config: RunConfig):
+    def __init__(self, config: RunConfig, prompts: Mapping[str, TeacherPrompts] = MappingProxyType({})):
+        """`prompts`: those of each dataset whose teacher does not read the policy's."""
         datasets_of: dict[TeacherConfig, list[str]] = {}
         for dataset, teacher in config.teachers.items():
-            datasets_of.setdefault(teacher, []).append(dataset)
+            if not teacher.of_itself:
+                datasets_of.setdefault(teacher, []).append(dataset)
         self.stages: list[TeacherStage] = []
         self._stage_of: dict[str, TeacherStage] = {}
         for teacher, datasets in datasets_of.items():
             setting = teacher_setting(datasets[0], config)
             name = "the teacher" if setting == "teacher" else f"the teacher of {' and '.join(datasets)}"
-            stage = TeacherStage(RolloutClient(teacher.url), teacher, name=name, setting=f"{setting}.url")
+            client = RolloutClient(teacher.url or "")
+            stage = TeacherStage(client, teacher, name=name, setting=f"{setting}.url", prompts=prompts)
             self.stages.append(stage)
             self._stage_of |= dict.fromkeys(datasets, stage)
 

@@ -1,0 +1,89 @@
+"""What a teacher reads in place of the policy's prompts: the same conversation with another last message of the user,
+as one that shows the solution.
+
+Made of a row when its group is scored, because they are few; all of them are made once before the first step, so that
+a row of which none can be made is found then.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..config.run_config import RunConfig
+from ..config.teacher import TeacherConfig, teacher_setting
+from ..errors import UsageError
+from .columns import ColumnCheck
+from .messages import messages_of_text, read_message, read_tools
+from .prompt_row import PromptRow
+from .prompts import text_or_file
+from .recipes.template import Template
+from .rendering import Prompt, Renderer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ROWS_AT_ONCE = 256
+
+
+class TeacherPrompts:
+    """Those of one dataset's teacher."""
+
+    def __init__(self, config: TeacherConfig, renderer: Renderer, *, dataset: str, setting: str):
+        """`setting` is the teacher's section in the run file. Raises UsageError for a template that is not there."""
+        text = text_or_file(config.prompt_template, f"{setting}.prompt_template")
+        self._template = None if text is None else Template.of(text)
+        self._column, self._renderer = config.prompt_column, renderer
+        self._named = f"{setting}.{'prompt_column' if text is None else 'prompt_template'}"
+        self._dataset = dataset or "of the run"
+
+    @classmethod
+    def of_run(cls, config: RunConfig, tokenizer: "PreTrainedTokenizerBase") -> "dict[str, TeacherPrompts]":
+        """Those of each dataset whose teacher does not read the policy's prompts."""
+        found = {}
+        for dataset, teacher in config.teachers.items():
+            if teacher.has_own_prompt:
+                data = config.data.of_dataset(dataset) if dataset else config.data
+                renderer = Renderer(tokenizer, data.chat_template_kwargs)
+                found[dataset] = cls(teacher, renderer, dataset=dataset, setting=teacher_setting(dataset, config))
+        return found
+
+    def longest_of(self, rows: Sequence[PromptRow]) -> int:
+        """Make the prompts of all rows of the dataset. Returns the tokens of the longest.
+
+        Raises UsageError for a column that the dataset lacks, and for a row of which no prompt can be made.
+        """
+        needed = [self._column] if self._column else []
+        check = ColumnCheck(needed, dataset=self._dataset, needed_by=self._named, template=self._template)
+        parts = range(0, len(rows), ROWS_AT_ONCE)
+        for first in parts:
+            check.add([row.columns for row in rows[first : first + ROWS_AT_ONCE]], first_row=first + 1)
+        check.finish()
+        return max(len(ids) for first in parts for ids in self.token_ids(rows[first : first + ROWS_AT_ONCE]))
+
+    def token_ids(self, rows: Sequence[PromptRow]) -> list[list[int]]:
+        """Token ids of the prompts of rows that follow each other, ready to be continued by the assistant. Raises
+        UsageError."""
+        prompts = [self._prompt(row) for row in rows]
+        tools = [read_tools(row.columns, self._where(row)) for row in rows]
+        shown = f"{self._dataset}, {self._named}"
+        return self._renderer.token_ids(prompts, tools, dataset=shown, first_row=rows[0].index + 1)
+
+    def _prompt(self, row: PromptRow) -> Prompt:
+        given = self._template.filled(row.columns) if self._template else row.columns[self._column or ""]
+        given = messages_of_text(given) or given
+        if isinstance(given, list) and given:
+            return [read_message(message, self._where(row)) for message in given]
+        if not isinstance(given, str) or not given:
+            raise UsageError(f"{self._where(row)} is neither text nor a list of messages")
+        return given if isinstance(row.prompt, str) else _with_last_message(row.prompt, given)
+
+    def _where(self, row: PromptRow) -> str:
+        return f"dataset {self._dataset}, row {row.index + 1}: {self._named}"
+
+
+def _with_last_message(messages: Sequence[dict[str, Any]], content: str) -> list[dict[str, Any]]:
+    """`messages` with `content` as the last message of the user; behind them where there is none."""
+    of_user = [number for number, message in enumerate(messages) if message["role"] == "user"]
+    if not of_user:
+        return [*messages, {"role": "user", "content": content}]
+    last = of_user[-1]
+    return [*messages[:last], messages[last] | {"content": content}, *messages[last + 1 :]]
