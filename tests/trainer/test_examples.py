@@ -19,7 +19,7 @@ RUNS = {
     "the demo on two datasets": [EXAMPLES / "countdown" / "run.yaml", EXAMPLES / "countdown" / "mixed.yaml"],
     "the demo without a cold start": [EXAMPLES / "countdown" / "run.yaml", EXAMPLES / "countdown" / "chord.yaml"],
     "the demo with a teacher": [EXAMPLES / "countdown" / "distil.yaml"],
-    "the demo as its own teacher": [EXAMPLES / "countdown" / "self_distil.yaml"],
+    "the demo with hints for its teacher": [EXAMPLES / "countdown" / "self_distil.yaml"],
     "three GPUs": [FULL_SIZE / "run.yaml"],
     "one GPU": [FULL_SIZE / "run.yaml", FULL_SIZE / "one_gpu.yaml"],
     "eight GPUs": [FULL_SIZE / "run.yaml", FULL_SIZE / "eight_gpus.yaml"],
@@ -43,7 +43,7 @@ def test_the_teachers_of_the_documentation_are_accepted():
         RunConfig.model_validate({"run_dir": "run", "model": {"name_or_path": "any"}} | yaml.safe_load(block))
         for block in blocks
     )
-    assert of_itself.teachers[""].of_itself
+    assert (of_itself.teachers[""].of_itself, of_itself.teachers[""].form) == (True, "reweight")
     assert {name: teacher.coef for name, teacher in config.teachers.items()} == {"math": 1.0, "code": 0.1}
     assert config.data.own_rewards == {"math": {}, "code": {"tests": 1.0}, "chat": {"judge": 1.0}}
 

@@ -19,6 +19,7 @@ from grpo_trainer.__main__ import main as grpo_train
 from grpo_trainer.algorithm.distillation import taught
 from grpo_trainer.algorithm.sequences import Group
 from grpo_trainer.algorithm.teacher_view import behind, sequences_to_teach, take_logprobs
+from grpo_trainer.config.doubts import doubts
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.config.teacher import TeacherConfig
 from grpo_trainer.data.prompt_row import PromptRow
@@ -27,6 +28,12 @@ from grpo_trainer.data.teacher_prompts import TeacherPrompts
 from grpo_trainer.errors import UsageError
 from grpo_trainer.sampling.teacher import TeacherStage
 
+CONTENT = {
+    "run_dir": "r",
+    "model": {"name_or_path": "m"},
+    "data": {"dataset": "d"},
+    "reward": {"reward_funcs": ["x"]},
+}
 OF_ITSELF = {"of_itself": True, "prompt_column": "shown"}
 
 
@@ -103,14 +110,23 @@ def test_a_section_that_does_not_fit_together_is_refused(settings: dict[str, Any
     ],
 )
 def test_a_run_that_it_does_not_fit_is_refused(changes: dict[str, Any], told: str):
-    content = {
-        "run_dir": "r",
-        "model": {"name_or_path": "m"},
-        "data": {"dataset": "d"},
-        "reward": {"reward_funcs": ["x"]},
-    }
     with pytest.raises(ValidationError, match=told):
-        RunConfig.model_validate(content | changes)
+        RunConfig.model_validate(CONTENT | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "warns"),
+    [
+        ({"teacher": OF_ITSELF, "reward": {"reward_funcs": []}}, True),
+        ({"teacher": OF_ITSELF | {"only": True}}, True),
+        ({"teacher": OF_ITSELF}, False),
+        ({"teacher": OF_ITSELF | {"only": True}, "algorithm": {"beta": 0.01}}, False),
+        ({"teacher": {"url": "http://t:1", "only": True, "prompt_column": "shown"}}, False),
+    ],
+)
+def test_a_policy_that_nothing_holds_beside_itself_is_warned_of(changes: dict[str, Any], warns: bool):
+    told = doubts(RunConfig.model_validate(CONTENT | changes))
+    assert any("nothing keeps them from agreeing" in doubt for doubt in told) is warns
 
 
 def prompts_of(**settings: Any) -> TeacherPrompts:

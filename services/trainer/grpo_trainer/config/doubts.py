@@ -6,6 +6,7 @@ They are no errors because existing run files contain them.
 from .algorithm import LOSS_TYPES, AlgorithmConfig
 from .idle_settings import idle_settings
 from .run_config import RunConfig
+from .teacher import teacher_setting
 
 LOWEST_LORA_RATE = 5e-6
 """LoRA learns best at about ten times the learning rate of full fine-tuning ("LoRA Without Regret", Thinking Machines
@@ -43,6 +44,19 @@ def _clips_of_another_loss(algorithm: AlgorithmConfig) -> list[str]:
     return found
 
 
+def _teachers_without_hold(config: RunConfig) -> list[str]:
+    """Teachers that are the policy and whose datasets have nothing beside them."""
+    if config.algorithm.beta > 0.0:
+        return []
+    return [
+        f"{teacher_setting(dataset, config)}.of_itself without rewards and with algorithm.beta 0: policy and teacher "
+        "move together, and nothing keeps them from agreeing on texts of no use; add a reward or beta, or let a server "
+        "of the first model teach (url)"
+        for dataset, teacher in config.teachers.items()
+        if teacher.of_itself and (teacher.only or not config.data.own_rewards.get(dataset, config.reward.weights))
+    ]
+
+
 def doubts(config: RunConfig) -> list[str]:
     """Return one sentence for each doubtful setting."""
     found = []
@@ -69,6 +83,7 @@ def doubts(config: RunConfig) -> list[str]:
                 f"algorithm.loss {surrogate} is without what loss_type {surrogate} sets beside it: {', '.join(others)}"
             )
     found += _clips_of_another_loss(config.algorithm)
+    found += _teachers_without_hold(config)
     if config.algorithm.sync_ref_model and config.model.dtype == "bfloat16":
         found.append(
             "algorithm.sync_ref_model in bfloat16 rounds each move of the reference: below a mixup alpha of 0.5 it "
