@@ -1,26 +1,30 @@
 """Reward models: one behind a URL, and one that the workers share, against transformers itself."""
 
 import asyncio
-import json
 import os
 import re
-import subprocess
+import shutil
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 import torch
-from tests.reward.fake_server import PATIENCE_S, FakeServer, Reply, server
+from tests.reward.fake_server import PATIENCE_S, FakeServer, Reply, running, server
 from tests.reward.machinery import fork_server
 from tests.tiny_model import MAX_LENGTH, make_tokenizer, save_tiny_model
 from transformers import Qwen2Config, Qwen2ForSequenceClassification
+from transformers.utils import logging
 
 from grpo_proto import RewardSpec
+from grpo_reward.author import Reward
 from grpo_reward.config import ConfigError, Settings, read_settings
 from grpo_reward.executors.base import Chunk, ExecutorUnavailable
 from grpo_reward.executors.process import ProcessExecutor
-from grpo_reward.registry import models_of_rewards
+from grpo_reward.plugin import PluginError
+from grpo_reward.registry import built_in_rewards, models_of_rewards
+from grpo_reward.rewards import reward_model as reward_models
 from grpo_reward.rewards.reward_model import reward_model
 from grpo_reward.scorer import checked_params, score_batch
 from grpo_reward.server import environment_of_rewards
@@ -137,20 +141,48 @@ def make_classifier(*, num_labels: int = 1, pad_token_id: int | None = 0) -> Qwe
     return Qwen2ForSequenceClassification(config).eval()
 
 
+def hashes(rewards: Mapping[str, str]) -> dict[str, str]:
+    """Those of the models, and of one other reward."""
+    return {name: rewards[name] for name in ("reward_model", "same", "other", "remote", "format")}
+
+
 def save(folder: Path, model: Qwen2ForSequenceClassification) -> Path:
     model.save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     return folder
 
 
-async def started(model: Path | str, **options: object) -> ProcessExecutor:
-    """An executor whose fork server has loaded `model`, as `--reward-model` has it."""
-    environment = {"GRPO_REWARD_REWARD_MODEL": str(model)}
+def in_environment(*models: Path | str) -> dict[str, str]:
+    """What tells the rewards of these values of `--reward-model`."""
+    return environment_of_rewards(Settings(reward_model=list(map(str, models))))
+
+
+async def started(*models: Path | str, **options: object) -> ProcessExecutor:
+    """An executor whose fork server has loaded `models`, as `--reward-model` has it."""
     executor = ProcessExecutor(
-        workers=2, memory_bytes=4 << 30, environment=environment, start_limit_s=START_S, **options
+        workers=2, memory_bytes=4 << 30, environment=in_environment(*models), start_limit_s=START_S, **options
     )
     await executor.start()
     return executor
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Models may be loaded here, which takes ten seconds less than in a process of their own. Nothing stays of them."""
+    num_threads = torch.get_num_threads()
+    monkeypatch.setattr(reward_models, "_loaded", {})
+    yield monkeypatch
+    torch.set_num_threads(num_threads)
+    logging.enable_progress_bar()
+
+
+def loaded(monkeypatch: pytest.MonkeyPatch, **models: Path | str) -> dict[str, Reward]:
+    """Reward → what this process has loaded for it, now."""
+    vars(reward_models)["_loaded"].clear()
+    given = [model if name == "reward_model" else f"{name}={model}" for name, model in models.items()]
+    for name, value in in_environment(*given).items():
+        monkeypatch.setenv(name, value)
+    return built_in_rewards()
 
 
 @pytest.fixture(scope="module")
@@ -158,10 +190,34 @@ def model() -> Qwen2ForSequenceClassification:
     return make_classifier()
 
 
+@pytest.fixture(scope="module")
+def other() -> Qwen2ForSequenceClassification:
+    """It differs from `model` in the head alone, as a base's descendants may."""
+    other = make_classifier()
+    other.score.weight.data.neg_()
+    return other
+
+
+@pytest.fixture(scope="module")
+def folders(model, other, tmp_path_factory) -> tuple[Path, Path]:
+    """Of `model` and of `other`."""
+    return tuple(save(tmp_path_factory.mktemp("classifier"), one) for one in (model, other))
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[FakeServer]:
+    """A model behind a URL."""
+    with running() as server:
+        server.answer = lambda request: classified(0.75)
+        yield server
+
+
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def executor(model, tmp_path_factory):
+async def executor(folders, elsewhere):
     RESTARTS.clear()
-    executor = await started(save(tmp_path_factory.mktemp("classifier"), model), on_restart=RESTARTS.append)
+    mine, others = folders
+    models = (mine, f"same={mine}", f"other={others}", f"remote={elsewhere.url}/one")
+    executor = await started(*models, on_restart=RESTARTS.append)
     yield executor
     await executor.stop()
 
@@ -177,9 +233,9 @@ class TestInTheWorkers:
         ([{"role": "system", "content": "Add."}, *CHAT], "The answer is 4."),
     )
 
-    async def score(self, executor, *samples: tuple[object, str], **params: object):
+    async def score(self, executor, *samples: tuple[object, str], reward: str = "reward_model", **params: object):
         given = [{"prompt": prompt, "completion": text, "columns": {}} for prompt, text in samples]
-        chunk = Chunk([RewardSpec(name="reward_model", params=params)], given, None, 60.0, batch=True)
+        chunk = Chunk([RewardSpec(name=reward, params=params)], given, None, 60.0, batch=True)
         async with asyncio.timeout(90):
             await executor.score(chunk)
         return chunk.scores
@@ -241,32 +297,35 @@ class TestInTheWorkers:
         assert "empty" in empty.detail
         assert malformed.status in ("ok", "unscorable")  # a template may well accept it
 
+    async def test_each_of_several_models_is_a_reward_of_its_own(self, executor, model, other):
+        sample = ("2 + 2?", "4")
+        found = {
+            name: (await self.score(executor, sample, reward=name, max_length=64))[0].score
+            for name in ("reward_model", "same", "other", "remote")
+        }
+        expected = [self.expected(one, *sample) for one in (model, model, other)]
+        assert [found[name] for name in ("reward_model", "same", "other")] == pytest.approx(expected, abs=1e-4)
+        assert found["remote"] == 0.75
+        assert len({round(score, 3) for score in found.values()}) == 3
 
-async def test_each_of_several_models_is_a_reward_of_its_own(tmp_path, server):
-    server.answer = lambda request: classified(0.75)
-    models = {"helpful": make_classifier(), "harmless": make_classifier()}
-    models["harmless"].score.weight.data.neg_()
-    named = [f"{name}={save(tmp_path / name, model)}" for name, model in models.items()]
-    environment = environment_of_rewards(Settings(reward_model=[*named, f"remote={server.url}"]))
-    executor = ProcessExecutor(workers=1, memory_bytes=4 << 30, environment=environment, start_limit_s=START_S)
-    await executor.start()
-    try:
-        found = {}
-        for name in [*models, "remote", "reward_model"]:
-            sample = {"prompt": "2 + 2?", "completion": "4", "columns": {}}
-            chunk = Chunk([RewardSpec(name=name, params={"max_length": 64})], [sample], None, 60.0, batch=True)
-            async with asyncio.timeout(90):
-                await executor.score(chunk)
-            found[name] = chunk.scores[0]
-    finally:
-        await executor.stop()
-    for name, model in models.items():
-        with torch.inference_mode():
-            logit = model(input_ids=torch.tensor([make_tokenizer()("2 + 2?4")["input_ids"]])).logits[0, 0].item()
-        assert found[name].score == pytest.approx(logit, abs=1e-4), name
-    assert len({round(one.score, 3) for one in found.values() if one.score is not None}) == 3
-    assert found["remote"].score == 0.75
-    assert "rewards of their own: helpful, harmless" in found["reward_model"].detail
+    async def test_another_model_is_another_reward(self, executor, folders, elsewhere, in_this_process, tmp_path):
+        """A run that goes on is held to the hashes, which are those of any process."""
+        first, second = folders
+        url = f"{elsewhere.url}/one"
+        before = hashes({name: executor.rewards[name].description.code_hash for name in executor.rewards})
+        swapped = loaded(in_this_process, reward_model=second, same=second, other=first, remote=f"{elsewhere.url}/two")
+        swapped = hashes({name: reward.code_hash for name, reward in swapped.items()})
+        assert {name for name in before if before[name] == swapped[name]} == {"format"}
+        moved = shutil.copytree(first, tmp_path / "moved")
+        (moved / "README.md").write_text("Moved.")
+        again = loaded(in_this_process, reward_model=moved, same=moved, other=second, remote=url)
+        assert hashes({name: reward.code_hash for name, reward in again.items()}) == before
+
+
+def test_the_reward_model_says_which_models_have_names_of_their_own(folders, in_this_process):
+    rewards = loaded(in_this_process, helpful=folders[0], harmless=folders[1])
+    with pytest.raises(ValueError, match="rewards of their own: helpful, harmless"):
+        asyncio.run(rewards["reward_model"].function(["4"], prompts=["2 + 2?"]))
 
 
 @pytest.mark.parametrize("folder", ["a,b", "lr=1", "deep/lr=1/model"])
@@ -278,34 +337,6 @@ def test_a_folder_may_have_any_name(folder, tmp_path, monkeypatch):
         monkeypatch.setenv(name, value)
     assert models_of_rewards() == {"reward_model": folder, "rm": folder}
     assert read_settings([]).reward_model == settings.reward_model
-
-
-def code_hashes(**models: str) -> dict[str, str]:
-    """Reward → its hash with these models, in a process of its own, as a server begins."""
-    code = (
-        "import json\nfrom grpo_reward.registry import load_rewards\n"
-        "print(json.dumps({name: reward.code_hash for name, reward in load_rewards([]).items()}))\n"
-    )
-    given = [model if name == "reward_model" else f"{name}={model}" for name, model in models.items()]
-    environment = os.environ | environment_of_rewards(Settings(reward_model=given))
-    shown = subprocess.run(
-        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, check=True, timeout=START_S
-    )
-    return {name: code_hash for name, code_hash in json.loads(shown.stdout).items() if name in {*models, "format"}}
-
-
-def test_another_model_is_another_reward(tmp_path):
-    """A run that goes on is held to the hashes. These models differ in the head alone, as a base's descendants may."""
-    other = make_classifier()
-    other.score.weight.data.neg_()
-    one, two = (str(save(tmp_path / name, model)) for name, model in {"one": make_classifier(), "two": other}.items())
-    url = "http://127.0.0.1:8005"
-    before = code_hashes(reward_model=one, A=one, B=two, C=f"{url}/one")
-    swapped = code_hashes(reward_model=two, A=two, B=one, C=f"{url}/two")
-    assert {name for name in before if before[name] == swapped[name]} == {"format"}
-    moved = Path(one).rename(tmp_path / "moved")
-    (moved / "README.md").write_text("Moved.")
-    assert code_hashes(reward_model=str(moved), A=str(moved), B=two, C=f"{url}/one") == before
 
 
 @pytest.mark.parametrize(
@@ -329,15 +360,19 @@ def test_models_that_cannot_be_told_apart_or_named_are_refused(given, message):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda folder: f"accuracy={folder}", "the built-in accuracy.py has that name"),
         (lambda folder: save_tiny_model(folder, num_layers=1), r"no sequence-classification model: it lacks score"),
         (lambda folder: save(folder, make_classifier(num_labels=2)), "has 2 labels; a reward model has one"),
         (lambda folder: folder / "missing", "missing cannot be loaded"),
     ],
 )
-async def test_a_model_that_is_no_reward_model_stops_the_start(tmp_path, make, message):
-    with pytest.raises(ExecutorUnavailable, match=message):
-        await started(make(tmp_path))
+def test_what_is_no_reward_model_is_refused(tmp_path, make, message, in_this_process):
+    with pytest.raises(PluginError, match=message):
+        loaded(in_this_process, reward_model=make(tmp_path))
+
+
+async def test_a_model_that_is_refused_stops_the_start(tmp_path):
+    with pytest.raises(ExecutorUnavailable, match=r"the built-in accuracy\.py has that name"):
+        await started(f"accuracy={tmp_path}")
 
 
 async def test_without_torch_the_start_says_what_to_install(tmp_path, monkeypatch):
@@ -354,26 +389,20 @@ async def test_a_model_that_ends_the_process_while_it_loads_is_named(tmp_path, m
         await started(f"large={tmp_path}")
 
 
-def test_a_model_that_cannot_be_padded_is_asked_one_text_at_a_time(tmp_path, monkeypatch):
+def test_a_model_that_cannot_be_padded_is_asked_one_text_at_a_time(tmp_path, in_this_process):
     """transformers refuses several at once."""
     model = make_classifier(pad_token_id=None)
     with pytest.raises(ValueError, match="batch sizes > 1"):
         model(input_ids=torch.ones(2, 3, dtype=torch.int64))
-    # In a process of its own: it sets the number of threads.
-    monkeypatch.setenv("GRPO_REWARD_REWARD_MODEL", str(save(tmp_path, model)))
-    code = (
-        "import asyncio\n"
-        "from grpo_reward.registry import load_rewards\n"
-        "reward_model = load_rewards([])['reward_model'].function\n"
-        "def score(*texts):\n"
-        "    found = asyncio.run(reward_model(list(texts), prompts=[None] * len(texts)))\n"
-        "    return [one.score for one in found]\n"
-        "texts = ('one, two, three', 'four', 'five, six')\n"
-        "alone = [score(text)[0] for text in texts]\n"
-        "assert None not in alone\n"
-        "assert score(*texts) == alone\n"
-    )
-    asyncio.run(_run(code))
+    reward = loaded(in_this_process, reward_model=save(tmp_path, model))["reward_model"]
+
+    def score(*texts: str) -> list[float | None]:
+        return [one.score for one in asyncio.run(reward.function(list(texts), prompts=[None] * len(texts)))]
+
+    texts = ("one, two, three", "four", "five, six")
+    alone = [score(text)[0] for text in texts]
+    assert None not in alone
+    assert score(*texts) == alone
 
 
 async def _run(code: str) -> None:
