@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.reward.app_server import Server
 from tests.reward.machinery import Machinery
+from tests.reward.plugins_only import workers_of_plugins
 from tests.reward.real_server import Server as RealServer
 
 FOLDER = Path(__file__).parent
@@ -49,6 +50,12 @@ def fresh_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in set(sys.modules) - known:
         if name.startswith(PLUGIN_MODULES):
             del sys.modules[name]
+
+
+@pytest.fixture
+def plugins_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands in this process start no workers for the built-in rewards, which are not needed: see the module."""
+    monkeypatch.setattr("grpo_reward.executors.separate.worker_processes", workers_of_plugins)
 
 
 @pytest.fixture

@@ -7,19 +7,22 @@ import sys
 import time
 from pathlib import Path
 
+from tests.reward import plugins_only
+
 from grpo_reward.executors.descendants import processes
 
 PATIENCE_S = 60.0
 COMMAND = [sys.executable, "-m", "grpo_reward", "serve"]
+OF_PLUGINS = [*plugins_only.COMMAND, "serve"]
 LATE = {"rewards": [{"name": "misbehave"}], "samples": [{"completion": "loop"}], "timeout_s": 600, "deadline_s": 600}
 
 
 class Server:
-    """A started server; its port is what it printed."""
+    """A started server; its port is what it printed. `built_in`: with the built-in rewards, too."""
 
-    def __init__(self, *arguments: str, **environment: str):
+    def __init__(self, *arguments: str, built_in: bool = True, **environment: str):
         self.process = subprocess.Popen(
-            [*COMMAND, "--port", "0", "--workers", "2", *arguments],
+            [*(COMMAND if built_in else OF_PLUGINS), "--port", "0", "--workers", "2", *arguments],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment},
         )  # fmt: skip
         assert self.process.stdout is not None
@@ -65,7 +68,7 @@ def all_gone(pids: set[int]) -> bool:
     return True
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, built_in: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
     """A server that is expected not to start."""
-    env = {**os.environ, **environment}
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=PATIENCE_S, env=env)
+    env, command = {**os.environ, **environment}, COMMAND if built_in else OF_PLUGINS
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=PATIENCE_S, env=env)

@@ -13,13 +13,17 @@ from grpo_reward.cli import benchmark, probe, requests
 from grpo_reward.cli.options import CommandFailed
 from grpo_reward.cli.rows import Row
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("plugins_only")]
 
 # One computes for ever; the others sleep, which costs the tests beside them nothing.
 PLUGIN = """
 import time
 
 from grpo_reward import reward
+
+@reward
+def short(completion: str) -> float:
+    return float(len(completion) < 12)
 
 @reward
 def endless(completion: str) -> float:
@@ -146,7 +150,7 @@ def score(capsys, plugin, tmp_path):
 )
 def test_score_ends_when_the_first_samples_all_hang(score, tmp_path, reward, at_most):
     kept = tmp_path / "kept.jsonl"
-    status, out, err = score(f"min_length,{reward}", ["right"] * 200, "--timeout-s", "0.3", "--out", str(kept))
+    status, out, err = score(f"short,{reward}", ["right"] * 200, "--timeout-s", "0.3", "--out", str(kept))
     assert (status, out) == (1, "")
     scored = len(kept.read_text().splitlines())
     assert 8 <= scored <= at_most
@@ -158,7 +162,7 @@ def test_score_ends_when_the_first_samples_all_hang(score, tmp_path, reward, at_
     assert "--timeout-s" in err
     assert "--keep-going" in err
     first = json.loads(kept.read_text().splitlines()[0])
-    assert (first["id"], first["rewards"]["min_length"]["status"]) == ("line 1", "ok")
+    assert (first["id"], first["rewards"]["short"]["status"]) == ("line 1", "ok")
     assert first["rewards"][reward]["status"] == "timeout"
 
 

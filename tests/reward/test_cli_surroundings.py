@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,11 +14,13 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from tests.reward.plugins_only import COMMAND, PLAIN
+
+from grpo_reward.__main__ import main
 
 pytestmark = pytest.mark.processes
 
 PATIENCE_S = 60.0
-COMMAND = [sys.executable, "-m", "grpo_reward"]
 
 PLUGIN = """
 import time
@@ -54,8 +57,8 @@ def rows(tmp_path: Path) -> str:
 
 
 def shell(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`command` with `run` for grpo-reward and the arguments as $1, $2, …"""
-    script = f'run() {{ {sys.executable} -m grpo_reward "$@"; }}\n{command}'
+    """`command` with `run` for grpo-reward, which has the rewards of plugins alone, and the arguments as $1, $2, …"""
+    script = f'run() {{ {shlex.join(COMMAND)} "$@"; }}\n{command}'
     return subprocess.run(
         ["bash", "-c", script, "bash", *arguments], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
@@ -63,16 +66,16 @@ def shell(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.faults
 @pytest.mark.parametrize(
-    "command", ["list", "list --json", "score $1 --rewards format", "score $1 --rewards format --json"]
+    "command", ["list", "list --json", "score $1 --rewards plain", "score $1 --rewards plain --json"]
 )
 def test_a_full_disk_is_one_line(command, rows):
-    ended = shell(f"run {command} > /dev/full", rows)
+    ended = shell(f"run {command} --plugin $2 > /dev/full", rows, PLAIN)
     assert (ended.returncode, ended.stderr) == (1, "error: the output cannot be written: No space left on device\n")
 
 
 @pytest.mark.faults
 def test_scores_that_cannot_be_kept_are_shown_all_the_same(rows):
-    ended = shell("run score $1 --rewards format --out /dev/full", rows)
+    ended = shell("run score $1 --rewards plain --plugin $2 --out /dev/full", rows, PLAIN)
     assert (ended.returncode, ended.stderr) == (1, "error: /dev/full cannot be written: No space left on device\n")
     assert "500 samples" in ended.stdout
 
@@ -86,9 +89,9 @@ def test_a_reader_that_leaves_is_no_error(command):
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_streams_are_no_error(closed):
-    ended = shell(f"run list {closed}")
+    ended = shell(f"run list --plugin $1 {closed}", PLAIN)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert ("countdown" in ended.stdout) == (">&-" not in closed.replace("2>&-", ""))
+    assert ("plain (plugin)" in ended.stdout) == (">&-" not in closed.replace("2>&-", ""))
 
 
 def test_what_a_reward_says_does_not_steer_the_terminal(plugin, rows):
@@ -96,7 +99,7 @@ def test_what_a_reward_says_does_not_steer_the_terminal(plugin, rows):
     assert ended.returncode == 1
     assert "\x1b" not in ended.stdout + ended.stderr
     assert ended.stderr.endswith("error: ValueError: \\x1b[31mred\\nsecond line (cli_surroundings_plugin.py, line 7)\n")
-    ended = shell("run score $1 --rewards format --plugin $2 --top 3", rows, plugin)
+    ended = shell("run score $1 --rewards plain --plugin $2 --top 3", rows, PLAIN)
     assert "\\x1b[31m 0" in ended.stdout
     assert "\x1b" not in ended.stdout
 
@@ -113,7 +116,7 @@ def test_what_a_plugin_says_at_its_import_does_not_steer_the_terminal(tmp_path):
 def test_a_narrow_terminal_shows_every_number(rows):
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        [*COMMAND, "score", rows, "--rewards", "format", "--top", "0"],
+        [*COMMAND, "score", rows, "--rewards", "plain", "--plugin", PLAIN, "--top", "0"],
         stdout=theirs, env={**os.environ, "COLUMNS": "40", "TERM": "dumb"},
     ) as process:  # fmt: skip
         os.close(theirs)
@@ -125,7 +128,7 @@ def test_a_narrow_terminal_shows_every_number(rows):
             pass
         os.close(ours)
     assert process.returncode == 0
-    for word in ("reward", "weight", "unscorable", "timeout", "seconds", "format", "rank correlation"):
+    for word in ("reward", "weight", "unscorable", "timeout", "seconds", "plain", "rank correlation"):
         assert word in shown.decode()
     assert "…" not in shown.decode()
 
@@ -145,22 +148,26 @@ def website(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", [None, "<html>Welcome</html>", "{}"])
-def test_a_website_is_no_reward_server(website, tmp_path, page):
+def test_a_website_is_no_reward_server(website, tmp_path, capsys, page):
     if page is not None:
         (tmp_path / "info").write_text(page)
-    ended = shell("run list --url $1", website)
-    assert ended.returncode == 1
-    assert ended.stderr.startswith(f"error: {website}: ")
-    assert "is a grpo-services server" in ended.stderr
-    assert ended.stderr.count("\n") == 1
+    with pytest.raises(SystemExit) as ended:
+        main(["list", "--url", website])
+    err = capsys.readouterr().err
+    assert ended.value.code == 1
+    assert err.startswith(f"error: {website}: ")
+    assert "is a grpo-services server" in err
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize("url", ["http://", "http://[::1", "http://127.0.0.1:99999", "http://:8001", "http://h:port"])
-def test_what_is_no_url_is_wrong_usage(url):
-    ended = shell("run list --url $1", url)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith(f"error: --url: '{url}' is no URL")
-    assert ended.stderr.count("\n") == 1
+def test_what_is_no_url_is_wrong_usage(capsys, url):
+    with pytest.raises(SystemExit) as ended:
+        main(["list", "--url", url])
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (2, "")
+    assert err.startswith(f"error: --url: '{url}' is no URL")
+    assert err.count("\n") == 1
 
 
 @pytest.mark.faults

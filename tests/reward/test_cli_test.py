@@ -124,13 +124,13 @@ def test_a_good_reward_passes_on_its_built_in_examples(check):
     }  # fmt: skip
 
 
-def test_a_good_reward_of_groups_passes(check, plugin, rows):
+def test_a_good_reward_of_groups_passes(check, plugins_only, plugin, rows):
     status, checks = check("in_a_group", "--plugin", plugin, "--data", rows, "--fuzz", "10", "--time-limit-s", "30")
     assert status == 0
     assert {name for name, (found, _) in checks.items() if found != "pass"} == {"any batch"}
 
 
-def test_a_hang_a_crash_and_an_empty_answer_that_counts_as_0_are_found(check, plugin, rows):
+def test_a_hang_a_crash_and_an_empty_answer_that_counts_as_0_are_found(check, plugins_only, plugin, rows):
     status, checks = check(
         "evaluated", "--plugin", plugin, "--data", rows, "--time-limit-s", "0.3", "--fuzz", "0", "--allow", "half a tag"
     )
@@ -144,7 +144,7 @@ def test_a_hang_a_crash_and_an_empty_answer_that_counts_as_0_are_found(check, pl
     assert checks["no cheap full score"] == ("pass", [])
 
 
-def test_a_reward_that_takes_any_of_several_answers_is_found(check, plugin, rows):
+def test_a_reward_that_takes_any_of_several_answers_is_found(check, plugins_only, plugin, rows):
     status, checks = check("contained", "--plugin", plugin, "--data", rows, "--fuzz", "0")
     assert status == 1
     assert ideas_of(checks, "no cheap full score") >= {
@@ -176,7 +176,7 @@ def test_scores_that_depend_on_other_samples_are_found(check, inline, plugin, tw
     assert example["score"] != example["expected"]
 
 
-def test_scores_that_another_process_would_not_give_are_found(check, plugin, two_rows):
+def test_scores_that_another_process_would_not_give_are_found(check, plugins_only, plugin, two_rows):
     status, checks = check("by_hash", "--plugin", plugin, "--data", two_rows, "--fuzz", "0")
     assert (status, checks["same again"][0], checks["same in a new process"][0]) == (1, "pass", "fail")
 

@@ -14,7 +14,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.processes
 
-BODY = json.dumps({"rewards": [{"name": "min_length"}], "samples": [{"completion": "x"}]}).encode()
+BODY = json.dumps({"rewards": [{"name": "misbehave"}], "samples": [{"completion": "x"}]}).encode()
 UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"
 """As `curl --http2` sends them."""
 
@@ -25,8 +25,8 @@ def request(headers: bytes, body: bytes = BODY) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    server = Server()
+def server(misbehaving: Path) -> Iterator[Server]:
+    server = Server("--plugin", str(misbehaving), built_in=False)
     yield server
     if server.process.poll() is None:
         server.stop(signal.SIGKILL)
@@ -83,7 +83,7 @@ def test_an_offer_to_upgrade_is_passed_over(server, parts, scored):
             connection.sendall(part)
             time.sleep(0.05)
         answer = all_of(connection)
-    assert answer.count(b'"min_length":{"score":0.0,"status":"ok"}') == scored
+    assert answer.count(b'"misbehave":{"score":1.0,"status":"ok"}') == scored
     assert (
         answer.count(b"HTTP/1.1 200 OK")
         == answer.count(b"HTTP/1.1")
@@ -107,7 +107,7 @@ def test_what_is_no_http_is_refused_in_our_shape(server, rubbish):
     ("signals", "missing_bytes"), [(2, 0), (3, 0), (2, 5)], ids=["two", "three", "body on its way"]
 )
 def test_a_server_told_twice_to_end_refuses_what_is_in_work(misbehaving: Path, signals, missing_bytes):
-    server = Server("--plugin", str(misbehaving), "--grace-s", "600")
+    server = Server("--plugin", str(misbehaving), "--grace-s", "600", built_in=False)
     late, body = request(b"Expect: 100-continue\r\n", b""), json.dumps(LATE).encode()
     late = late.replace(b"Content-Length: 0", b"Content-Length: %d" % len(body))
     with connected(server) as connection:

@@ -13,7 +13,7 @@ from grpo_reward.background_log import NO_FILES, OddRequests
 
 @pytest.mark.processes
 def test_a_stranger_who_speaks_no_http_gets_one_line_and_not_one_for_each_request():
-    server = Server("--grace-s", "0.3")
+    server = Server("--grace-s", "0.3", built_in=False)
     try:
         host, port = server.url.removeprefix("http://").split(":")
         for _ in range(50):
@@ -27,7 +27,7 @@ def test_a_stranger_who_speaks_no_http_gets_one_line_and_not_one_for_each_reques
 
 @pytest.mark.processes
 def test_a_stranger_who_asks_for_another_protocol_gets_no_advice_into_it():
-    server = Server("--grace-s", "0.3")
+    server = Server("--grace-s", "0.3", built_in=False)
     try:
         host, port = server.url.removeprefix("http://").split(":")
         for method in ("GET /v1/rewards", "CONNECT /livez"):

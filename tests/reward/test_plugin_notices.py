@@ -3,11 +3,11 @@
 import logging
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from tests.reward.machinery import Machinery
+from tests.reward.plugins_only import COMMAND
 
 from grpo_reward.executors.base import ExecutorUnavailable
 from grpo_reward.executors.process import ProcessExecutor
@@ -126,7 +126,7 @@ def test_a_command_tells_it_once_on_stderr(tmp_path, command):
     data.write_text('{"completion": "a"}\n')
     rows = ["--data", str(data)] if command[0] == "test" else []
     done = subprocess.run(
-        [sys.executable, "-m", "grpo_reward", *command, "--plugin", str(path), *rows],
+        [*COMMAND, *command, "--plugin", str(path), *rows],
         capture_output=True, text=True, timeout=120, check=False, env=os.environ,
     )  # fmt: skip
     assert done.stderr.count("mixed.py: two is left out") == 1

@@ -19,7 +19,7 @@ JSON = {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}"}
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    server = Server("--body-timeout-s", "5", GRPO_API_TOKEN=TOKEN)
+    server = Server("--body-timeout-s", "5", built_in=False, GRPO_API_TOKEN=TOKEN)
     yield server.url
     assert server.stop() == 0
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from tests.reward.fake_server import Reply, server
+from tests.reward.plugins_only import PLAIN
 from tests.reward.real_server import PATIENCE_S, Server
 
 from grpo_proto import DataError, FatalError, InfrastructureError
@@ -133,12 +134,12 @@ class TestTrl:
             chosen([COUNTDOWN], nums=[[44, 19, 35]])
 
     def test_limits_that_nobody_named_are_the_servers(self):
-        server = Server("--max-timeout-s", "2")
+        server = Server("--max-timeout-s", "2", "--plugin", PLAIN, built_in=False)
         try:
-            assert RemoteReward(server.url, "countdown")([COUNTDOWN], nums=[[44, 19, 35]], target=[98]) == [1.0]
-            named = RemoteReward(server.url, "countdown", timeout_s=3.0)
+            assert RemoteReward(server.url, "plain")(["a"]) == [1.0]
+            named = RemoteReward(server.url, "plain", timeout_s=3.0)
             with pytest.raises(DataError, match="timeout_s is 3; this server takes 2 at most"):
-                named([COUNTDOWN], nums=[[44, 19, 35]], target=[98])
+                named(["a"])
         finally:
             server.stop()
 
@@ -346,15 +347,15 @@ class TestServerAway:
             gone.compute_score("d", "a", "b")
 
     def test_a_server_that_comes_back_is_found(self):
-        first = Server()
+        first = Server("--plugin", PLAIN, built_in=False)
         port = int(first.url.rpartition(":")[2])
-        reward = RemoteReward(first.url, "min_length", retry_for_s=PATIENCE_S)
+        reward = RemoteReward(first.url, "plain", retry_for_s=PATIENCE_S)
         expected = reward(["abc"])
         first.stop()
         found: list[Any] = []
         waiting = threading.Thread(target=lambda: found.append(reward(["abc"])))
         waiting.start()
-        second = Server("--port", str(port))
+        second = Server("--port", str(port), "--plugin", PLAIN, built_in=False)
         try:
             waiting.join(PATIENCE_S)
             assert found == [expected]
@@ -362,12 +363,12 @@ class TestServerAway:
             second.stop()
 
     def test_a_wrong_token_is_told_at_once(self, monkeypatch):
-        server = Server(GRPO_API_TOKEN="secret")
+        server = Server("--plugin", PLAIN, built_in=False, GRPO_API_TOKEN="secret")
         try:
             with pytest.raises(FatalError, match="unauthorized"):
-                RemoteReward(server.url, "format", token="wrong")(["a"])
-            assert RemoteReward(server.url, "format", token="secret")(["a"]) == [0.0]
+                RemoteReward(server.url, "plain", token="wrong")(["a"])
+            assert RemoteReward(server.url, "plain", token="secret")(["a"]) == [1.0]
             monkeypatch.setenv("GRPO_API_TOKEN", "secret")
-            assert RemoteReward(server.url, "format")(["a"]) == [0.0]
+            assert RemoteReward(server.url, "plain")(["a"]) == [1.0]
         finally:
             server.stop()

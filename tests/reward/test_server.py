@@ -8,12 +8,27 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from tests.idle_connection import assert_kept
-from tests.reward.real_server import COMMAND, LATE, PATIENCE_S, Server, all_gone, descendants, keeper_of_plugins, run
+from tests.reward import plugins_only
+from tests.reward.plugins_only import PLAIN
+from tests.reward.real_server import (
+    COMMAND,
+    LATE,
+    OF_PLUGINS,
+    PATIENCE_S,
+    Server,
+    all_gone,
+    descendants,
+    keeper_of_plugins,
+    run,
+)
+
+from grpo_reward.__main__ import main
 
 pytestmark = pytest.mark.processes
 
@@ -116,6 +131,7 @@ def test_a_port_in_use_is_one_line():
 
 
 def test_a_broken_plugin_is_one_line(tmp_path):
+    """With the workers of the built-in rewards beside it, which end, too."""
     plugin = tmp_path / "plugin.py"
     plugin.write_text("from grpo_reward import reward\n@reward\ndef format(completion):\n    return 1.0\n")
     ended = run("--port", "0", "--plugin", str(plugin))
@@ -126,10 +142,10 @@ def test_a_broken_plugin_is_one_line(tmp_path):
 
 @pytest.mark.parametrize(
     ("rewards", "message"),
-    [("acuracy", "did you mean accuracy?"), ("accuracy:x", "the weight of accuracy"), ("accuracy&a=1", "no option a")],
+    [("plian", "did you mean plain?"), ("plain:x", "the weight of plain"), ("plain&a=1", "no option a")],
 )
 def test_wrong_rewards_for_other_trainers_are_told_at_the_start(rewards, message):
-    ended = run("--adapter-rewards", rewards)
+    ended = run("--adapter-rewards", rewards, "--plugin", PLAIN, built_in=False)
     assert ended.returncode == 1
     assert message in ended.stderr
     assert ended.stderr.count("\n") == 1
@@ -143,15 +159,19 @@ def test_wrong_rewards_for_other_trainers_are_told_at_the_start(rewards, message
         (["--worker", "2"], {}, "did you mean --workers?"),
     ],
 )
-def test_wrong_settings_are_one_line(arguments, environment, message):
-    ended = run(*arguments, **environment)
-    assert ended.returncode == 2
-    assert message in ended.stderr
-    assert ended.stderr.count("\n") == 1
+def test_wrong_settings_are_one_line(arguments, environment, message, monkeypatch, capsys):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", *arguments])
+    err = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert message in err
+    assert err.count("\n") == 1
 
 
 def test_the_token_of_the_environment_guards_it():
-    server = Server(GRPO_API_TOKEN="secret")
+    server = Server(built_in=False, GRPO_API_TOKEN="secret")
     try:
         with httpx.Client(base_url=server.url, trust_env=False) as client:
             assert client.get("/v1/rewards").status_code == 401
@@ -167,13 +187,27 @@ def test_the_token_of_the_environment_guards_it():
     assert "secret" not in "".join(server.output)
 
 
-def test_a_reward_cannot_take_the_token_from_the_server(misbehaving):
-    server = Server("--plugin", str(misbehaving), "--worker-env", "HOME", GRPO_API_TOKEN="secret")
-    request = {"rewards": [{"name": "misbehave"}], "samples": [{"completion": "environment of the server"}]}
-    try:
-        answer = httpx.post(f"{server.url}/v1/score", json=request, headers={"Authorization": "Bearer secret"})
-    finally:
-        server.stop()
+KEYS = {"JUDGE_API_KEY": "judge's", "REWARD_MODEL_API_KEY": "model's", "MY_KEY": "mine"}
+
+
+@pytest.fixture(scope="module")
+def with_keys(misbehaving) -> Iterator[Server]:
+    """A server with a token and with keys for its rewards, two of which its operator has named for plugins."""
+    named = ("--worker-env", "MY_KEY", "JUDGE_API_KEY")
+    server = Server("--plugin", str(misbehaving), *named, GRPO_API_TOKEN="secret", **KEYS)
+    yield server
+    server.stop()
+
+
+def asked(server: Server, completion: str) -> httpx.Response:
+    """What the reward `misbehave` does."""
+    body = {"rewards": [{"name": "misbehave"}], "samples": [{"completion": completion}]}
+    headers = {"Authorization": "Bearer secret"}
+    return httpx.post(f"{server.url}/v1/score", json=body, headers=headers, timeout=PATIENCE_S, trust_env=False)
+
+
+def test_a_reward_cannot_take_the_token_from_the_server(with_keys):
+    answer = asked(with_keys, "environment of the server")
     assert answer.status_code == 200
     score = answer.json()["results"][0]["rewards"]["misbehave"]
     assert (score["status"], score["detail"].partition(":")[0]) == ("error", "PermissionError")
@@ -183,7 +217,8 @@ def test_a_reward_cannot_take_the_token_from_the_server(misbehaving):
 def test_a_signal_while_rewards_load_ends_it(tmp_path):
     plugin = tmp_path / "slow_to_load.py"
     plugin.write_text("import time\nprint('loading', flush=True)\ntime.sleep(1000)\n")
-    process = subprocess.Popen([*COMMAND, "--port", "0", "--plugin", str(plugin)], stderr=subprocess.PIPE, text=True)
+    command = [*OF_PLUGINS, "--port", "0", "--plugin", str(plugin)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     assert "loading" in process.stderr.readline()
     children = descendants(process.pid)
@@ -196,8 +231,7 @@ def test_a_signal_while_rewards_load_ends_it(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_as_soon_as_it_says_that_it_serves_ends_it(number):
     program = f"""
-import builtins, os, signal, sys
-from grpo_reward.__main__ import main
+import builtins, os, runpy, signal, sys
 
 # Not as whoever runs the tests may have left it: under nohup, or in the background of a shell, it is ignored.
 signal.signal({int(number)}, signal.SIG_DFL)
@@ -207,7 +241,7 @@ def print_and_signal(*arguments, **options):
     os.kill(os.getpid(), {int(number)})
 
 said, builtins.print = print, print_and_signal
-main(sys.argv[1:])
+runpy.run_path({plugins_only.__file__!r}, run_name="__main__")
 """
     command = [sys.executable, "-c", program, "serve", "--port", "0", "--workers", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
@@ -260,7 +294,7 @@ def test_a_standard_output_that_is_full_does_not_stop_it():
 
 
 def test_json_lines_on_request():
-    server = Server(GRPO_LOG_FORMAT="json")
+    server = Server(built_in=False, GRPO_LOG_FORMAT="json")
     assert server.stop() == 0
     lines = [json.loads(line) for line in server.output[1].splitlines()]
     assert lines
@@ -308,28 +342,22 @@ def test_a_standard_error_that_nobody_reads_does_not_stop_it(tmp_path: Path):
             process.kill()
 
 
-def test_the_keys_of_judge_and_reward_model_reach_no_plugin(misbehaving: Path):
-    keys = {"JUDGE_API_KEY": "judge's", "REWARD_MODEL_API_KEY": "model's", "MY_KEY": "mine"}
-    named = ("--worker-env", "MY_KEY", "JUDGE_API_KEY")
-    server = Server("--plugin", str(misbehaving), *named, **keys)
-    try:
-        body = {"rewards": [{"name": "misbehave"}], "samples": [{"completion": "environment"}]}
-        answer = httpx.post(f"{server.url}/v1/score", json=body, timeout=PATIENCE_S, trust_env=False).json()
-        seen = answer["results"][0]["rewards"]["misbehave"]["log"]["environment"]
-        assert {name: seen.get(name) for name in keys} == {
-            "JUDGE_API_KEY": None, "REWARD_MODEL_API_KEY": None, "MY_KEY": "mine"
-        }  # fmt: skip
-        of_plugins = {keeper_of_plugins(server.process.pid), *descendants(keeper_of_plugins(server.process.pid))}
-        told = [
-            name.encode() in Path(f"/proc/{pid}/environ").read_bytes()
-            for pid in descendants(server.process.pid) - of_plugins
-            for name in keys
-        ]
-        assert told, "the workers of the built-in rewards"
-        assert all(told)
-    finally:
-        server.stop()
+def test_the_keys_of_judge_and_reward_model_reach_no_plugin(with_keys):
+    answer = asked(with_keys, "environment").json()
+    seen = answer["results"][0]["rewards"]["misbehave"]["log"]["environment"]
+    assert {name: seen.get(name) for name in KEYS} == {
+        "JUDGE_API_KEY": None, "REWARD_MODEL_API_KEY": None, "MY_KEY": "mine"
+    }  # fmt: skip
+    pid = with_keys.process.pid
+    of_plugins = {keeper_of_plugins(pid), *descendants(keeper_of_plugins(pid))}
+    told = [
+        name.encode() in Path(f"/proc/{process}/environ").read_bytes()
+        for process in descendants(pid) - of_plugins
+        for name in KEYS
+    ]
+    assert told, "the workers of the built-in rewards"
+    assert all(told)
 
 
-def test_a_client_that_trains_between_two_batches_finds_its_connection(real_server):
-    assert_kept(real_server.url)
+def test_a_client_that_trains_between_two_batches_finds_its_connection(with_keys):
+    assert_kept(with_keys.url)

@@ -5,7 +5,8 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.otlp_receiver import ReceivedSpan, Receiver, otlp_receiver
-from tests.processes import Service, free_port, reward_command, service
+from tests.processes import Service, free_port, service
+from tests.reward.plugins_only import COMMAND, PLAIN
 
 pytestmark = pytest.mark.processes
 
@@ -18,11 +19,14 @@ def parent(trace_id: str) -> str:
     return f"00-{trace_id}-{GROUPS[trace_id]}-01"
 
 
-def request(*parents: str | None, reward: str = "format") -> dict:
-    samples = [
-        {"completion": "<think>a</think><answer>b</answer>"} | ({"traceparent": one} if one else {}) for one in parents
-    ]
+def request(*parents: str | None, reward: str = "plain") -> dict:
+    samples = [{"completion": "a"} | ({"traceparent": one} if one else {}) for one in parents]
     return {"rewards": [{"name": reward}], "samples": samples, "step": 7}
+
+
+def command(port: int, receiver: str) -> list[str]:
+    arguments = ("serve", "--port", str(port), "--workers", "1", "--plugin", PLAIN, "--otlp-endpoint", receiver)
+    return [*COMMAND, *arguments]
 
 
 def spans_of(log: Path, *posts: tuple[str, dict, dict[str, str]]) -> tuple[list[ReceivedSpan], list[int]]:
@@ -34,8 +38,7 @@ def spans_of(log: Path, *posts: tuple[str, dict, dict[str, str]]) -> tuple[list[
 
 def post_all(receiver: Receiver, log: Path, posts: tuple[tuple[str, dict, dict[str, str]], ...]) -> list[int]:
     port = free_port()
-    command = [*reward_command(port), "--otlp-endpoint", receiver.url]
-    with service(command, log, port=port) as server:
+    with service(command(port, receiver.url), log, port=port) as server:
         server.wait_until_live()
         return [
             httpx.post(f"{server.url}{route}", json=body, headers=headers, trust_env=False, timeout=30.0).status_code
@@ -66,7 +69,7 @@ def test_refusals_other_routes_and_clients_that_do_not_trace(tmp_path: Path):
         tmp_path / "log",
         ("/v1/score", request(None, reward="no_such"), {}),
         ("/v1/score", request(None), {"traceparent": "rubbish"}),
-        ("/get_reward?rewards=format", {"query": ["a"], "prompts": [""], "labels": [""]}, {}),
+        ("/get_reward?rewards=plain", {"query": ["a"], "prompts": [""], "labels": [""]}, {}),
         ("/v1/score", request(None), {"traceparent": NOT_SAMPLED}),
     )
     assert statuses == [422, 200, 200, 200]
@@ -92,9 +95,7 @@ def test_what_a_client_sends_cannot_spoil_the_spans_of_others(tmp_path: Path):
 
 def test_a_receiver_that_is_gone_costs_neither_scores_nor_the_end(tmp_path: Path):
     port, log = free_port(), tmp_path / "log"
-    with service(
-        [*reward_command(port), "--otlp-endpoint", f"http://127.0.0.1:{free_port()}"], log, port=port
-    ) as server:
+    with service(command(port, f"http://127.0.0.1:{free_port()}"), log, port=port) as server:
         server.wait_until_live()
         assert score(server).status_code == 200
         assert server.stop(timeout_s=25.0) == 0
