@@ -114,7 +114,7 @@ def ideas_of(checks: dict[str, tuple[str, list[dict[str, Any]]]], name: str) -> 
     return {example["idea"] for example in checks[name][1]}
 
 
-def test_a_good_reward_passes_on_its_built_in_examples(check):
+def test_a_good_reward_passes_on_its_built_in_examples(check, inline):
     status, checks = check("countdown", "--fuzz", "40", "--time-limit-s", "30")
     assert status == 0
     assert {found for found, _ in checks.values()} == {"pass"}

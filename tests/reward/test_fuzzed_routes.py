@@ -64,7 +64,7 @@ def test_all_routes_are_tried(operations):
 @pytest.mark.parametrize("mode", schemathesis.GenerationMode)
 @pytest.mark.parametrize("route", ROUTES)
 def test_every_answer_is_one_that_the_document_allows(operations, route: str, mode: schemathesis.GenerationMode):
-    @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
+    @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
     @given(case=operations[route].as_strategy(generation_mode=mode))
     def try_one(case: schemathesis.Case) -> None:
         response = case.call(timeout=60)

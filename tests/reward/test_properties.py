@@ -145,7 +145,7 @@ def test_no_long_text_makes_an_error(name: str, score: Score):
 
 @pytest.mark.parametrize("name", sorted(set(RANGES) - {"length"}))
 def test_a_score_does_not_depend_on_the_company(name: str, score: Score):
-    @quick
+    @settings(quick, max_examples=30)  # each has several texts
     @given(texts=st.lists(text, min_size=2, max_size=6), chance=st.randoms())
     def holds(texts: list[str], chance: Any) -> None:
         alone = {one: score(name, [one])[0].rewards[name] for one in texts}

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -28,7 +29,11 @@ from tests.reward.real_server import (
     run,
 )
 
+from grpo_reward import serving
 from grpo_reward.__main__ import main
+from grpo_reward.config import Settings
+from grpo_reward.executors.base import ExecutorUnavailable
+from grpo_reward.executors.inline import InlineExecutor
 
 pytestmark = pytest.mark.processes
 
@@ -140,15 +145,20 @@ def test_a_broken_plugin_is_one_line(tmp_path):
     assert ended.stderr.count("\n") == 1
 
 
+def test_wrong_rewards_for_other_trainers_are_told_at_the_start():
+    ended = run("--adapter-rewards", "plian", "--plugin", PLAIN, built_in=False)
+    assert ended.returncode == 1
+    assert "did you mean plain?" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("rewards", "message"),
-    [("plian", "did you mean plain?"), ("plain:x", "the weight of plain"), ("plain&a=1", "no option a")],
+    [("acuracy", "did you mean accuracy?"), ("accuracy:x", "the weight of accuracy"), ("accuracy&a=1", "no option a")],
 )
-def test_wrong_rewards_for_other_trainers_are_told_at_the_start(rewards, message):
-    ended = run("--adapter-rewards", rewards, "--plugin", PLAIN, built_in=False)
-    assert ended.returncode == 1
-    assert message in ended.stderr
-    assert ended.stderr.count("\n") == 1
+def test_rewards_for_other_trainers_that_could_never_score_stop_the_start(rewards, message):
+    with pytest.raises(ExecutorUnavailable, match=re.escape(message)):
+        serving._check_adapters(Settings(adapter_rewards=rewards), InlineExecutor())
 
 
 @pytest.mark.parametrize(

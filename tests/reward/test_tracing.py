@@ -1,5 +1,7 @@
 """Spans of the reward server, with the real SDK, the real server and a receiver that speaks its protocol."""
 
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -7,6 +9,7 @@ import pytest
 from tests.otlp_receiver import ReceivedSpan, Receiver, otlp_receiver
 from tests.processes import Service, free_port, service
 from tests.reward.plugins_only import COMMAND, PLAIN
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -29,28 +32,46 @@ def command(port: int, receiver: str) -> list[str]:
     return [*COMMAND, *arguments]
 
 
-def spans_of(log: Path, *posts: tuple[str, dict, dict[str, str]]) -> tuple[list[ReceivedSpan], list[int]]:
-    """What the receiver has once the server has ended, and the status of each answer."""
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Receiver, str]]:
+    """A receiver, and the URL of a server that sends its spans there at once."""
+    port, log = free_port(), tmp_path_factory.mktemp("traced") / "log"
     with otlp_receiver() as receiver:
-        statuses = post_all(receiver, log, posts)
-    return receiver.spans, statuses
+        at_once = {"OTEL_BSP_SCHEDULE_DELAY": "20"}
+        with service(command(port, receiver.url), log, port=port, environment=at_once) as server:
+            server.wait_until_live()
+            yield receiver, server.url
 
 
-def post_all(receiver: Receiver, log: Path, posts: tuple[tuple[str, dict, dict[str, str]], ...]) -> list[int]:
-    port = free_port()
-    with service(command(port, receiver.url), log, port=port) as server:
-        server.wait_until_live()
-        return [
-            httpx.post(f"{server.url}{route}", json=body, headers=headers, trust_env=False, timeout=30.0).status_code
-            for route, body, headers in posts
-        ]
+Post = tuple[str, dict, dict[str, str]]
+"""Route, body and headers."""
+
+
+def spans_of(traced: tuple[Receiver, str], *posts: Post) -> tuple[list[ReceivedSpan], list[int]]:
+    """What the receiver got of these, and the status of each answer. Spans come in their order: it waits for a last."""
+    receiver, url = traced
+    known, last = len(receiver.spans), uuid.uuid4().hex
+    *statuses, _ = post_all(url, *posts, ("/v1/score", request(None), {"traceparent": f"00-{last}-{5:016x}-01"}))
+    wait_until(lambda: bool(receiver.of(last)), "the last span did not come")
+    return receiver.spans[known:-1], statuses
+
+
+def post_all(url: str, *posts: Post) -> list[int]:
+    return [
+        httpx.post(f"{url}{route}", json=body, headers=headers, trust_env=False, timeout=30.0).status_code
+        for route, body, headers in posts
+    ]
 
 
 def test_each_group_of_a_request_gets_a_span_below_its_own(tmp_path: Path):
     one, other = GROUPS
     body = request(parent(one), parent(one), parent(other), None)
-    spans, statuses = spans_of(tmp_path / "log", ("/v1/score", body, {"traceparent": HEADER}))
-    assert statuses == [200]
+    port = free_port()
+    with otlp_receiver() as receiver:
+        with service(command(port, receiver.url), tmp_path / "log", port=port) as server:
+            server.wait_until_live()
+            assert post_all(server.url, ("/v1/score", body, {"traceparent": HEADER})) == [200]
+        spans = receiver.spans  # the rest of which the server sends at its end
     assert {span.service for span in spans} == {"grpo-reward"}
     assert {span.name for span in spans} == {"POST /v1/score"}
     found = {span.trace_id: span for span in spans}
@@ -64,9 +85,9 @@ def test_each_group_of_a_request_gets_a_span_below_its_own(tmp_path: Path):
     assert 0 < span.end_ns - span.start_ns < 30e9
 
 
-def test_refusals_other_routes_and_clients_that_do_not_trace(tmp_path: Path):
+def test_refusals_other_routes_and_clients_that_do_not_trace(traced: tuple[Receiver, str]):
     spans, statuses = spans_of(
-        tmp_path / "log",
+        traced,
         ("/v1/score", request(None, reward="no_such"), {}),
         ("/v1/score", request(None), {"traceparent": "rubbish"}),
         ("/get_reward?rewards=plain", {"query": ["a"], "prompts": [""], "labels": [""]}, {}),
@@ -84,10 +105,10 @@ def test_refusals_other_routes_and_clients_that_do_not_trace(tmp_path: Path):
     assert [span.error for span in spans[1:]] == ["", ""]
 
 
-def test_what_a_client_sends_cannot_spoil_the_spans_of_others(tmp_path: Path):
+def test_what_a_client_sends_cannot_spoil_the_spans_of_others(traced: tuple[Receiver, str]):
     odd = request(None) | {"step": 2**63}
     named = request(None, reward="x" * 1_000_000)
-    spans, statuses = spans_of(tmp_path / "log", *(("/v1/score", body, {}) for body in (request(None), odd, named)))
+    spans, statuses = spans_of(traced, *(("/v1/score", body, {}) for body in (request(None), odd, named)))
     assert statuses == [200, 200, 422]
     assert [span.attributes.get("grpo.step") for span in spans] == [7, str(2**63), 7]
     assert max(len(str(span.attributes)) for span in spans) < 1000
@@ -105,8 +126,8 @@ def score(server: Service) -> httpx.Response:
     return httpx.post(f"{server.url}/v1/score", json=request(None), trust_env=False, timeout=30.0)
 
 
-def test_what_is_no_traceparent_in_a_sample_is_refused(tmp_path: Path):
-    _, statuses = spans_of(tmp_path / "log", ("/v1/score", request("00-zz-1-01"), {}))
+def test_what_is_no_traceparent_in_a_sample_is_refused(traced: tuple[Receiver, str]):
+    _, statuses = spans_of(traced, ("/v1/score", request("00-zz-1-01"), {}))
     assert statuses == [422]
 
 
@@ -121,7 +142,7 @@ def test_without_the_libraries_the_server_says_what_to_install(tmp_path: Path, m
         Tracing("http://127.0.0.1:4318")
 
 
-def test_requests_with_very_many_parents_make_one_span(tmp_path: Path):
+def test_requests_with_very_many_parents_make_one_span(traced: tuple[Receiver, str]):
     parents = [f"00-{number:032x}-{number:016x}-01" for number in range(1, 131)]
-    spans, _ = spans_of(tmp_path / "log", ("/v1/score", request(*parents), {"traceparent": HEADER}))
+    spans, _ = spans_of(traced, ("/v1/score", request(*parents), {"traceparent": HEADER}))
     assert [(span.trace_id, span.attributes["grpo.samples"]) for span in spans] == [(f"{3:032x}", 130)]

@@ -19,6 +19,9 @@ def large(number: int) -> dict[str, object]:
     return {"number": number, "lists": [[[[[[]]]]]] * 5200}
 
 
+# Where all were kept, 28 of them would take the 64 MiB that the tests allow.
+
+
 def resident_mib(pid: int | str) -> float:
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * 4096 / 2**20
@@ -31,7 +34,7 @@ def children_of(pid: int) -> list[str]:
 def test_many_large_schemas_of_a_column_take_little_memory():
     assert 60_000 < len(json.dumps(large(0))) < 64 * 1024
     before = resident_mib("self")
-    for number in range(50):
+    for number in range(36):
         assert json_schema("1", json_schema=large(number)).score == 1.0
     assert resident_mib("self") - before < 64
 
@@ -51,7 +54,7 @@ async def test_many_large_params_take_little_memory():
     forkserver = fork_server(executor)
     (worker,) = children_of(forkserver)
     before = resident_mib(worker)
-    for number in range(40):
+    for number in range(36):
         await score(number)
     assert resident_mib(worker) - before < 64
     await executor.stop()
