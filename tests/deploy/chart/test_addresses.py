@@ -58,7 +58,7 @@ def test_the_trainers_probe_reaches_it(address: str) -> None:
     server.socket.close()
     server.socket = listening_socket(address, 0)
     port = server.socket.getsockname()[1]
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     source = Path(CHART / "files" / "trainer_probe.py").read_text()
     command = [sys.executable, "-I", "-c", source.replace(":8002", f":{port}"), "/livez"]
     try:

@@ -53,7 +53,7 @@ def _stand_in(answers: dict[str, Any], certificate: Path | None = None) -> Itera
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate)
         server.socket = context.wrap_socket(server.socket, server_side=True)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
         yield f"{'https' if certificate else 'http'}://127.0.0.1:{server.server_address[1]}"
     finally:

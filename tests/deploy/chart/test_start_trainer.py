@@ -37,6 +37,11 @@ if how != "wait":
     sys.exit(int(how))
 time.sleep(60)
 """
+# The script looks again after whole seconds: tenths of seconds here. What a test has it wait for has a decimal point.
+QUICK_SLEEP = f"""\
+#!/bin/sh
+case "$1" in [1-9]) exec {shutil.which("sleep")} "0.$1";; *) exec {shutil.which("sleep")} "$1";; esac
+"""
 
 
 @pytest.fixture
@@ -45,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def _folder(path: Path) -> Path:
-    """bin/grpo-train, the package grpo_trainer and python3 are the stand-ins."""
+    """bin/grpo-train, the package grpo_trainer, python3 and sleep are the stand-ins."""
     (path / "bin").mkdir(parents=True)
     program = path / "bin" / "grpo-train"
     program.write_text(f"#!{sys.executable}\n{STAND_IN}")
@@ -55,6 +60,9 @@ def _folder(path: Path) -> Path:
     python = path / "bin" / "python3"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
+    sleep = path / "bin" / "sleep"
+    sleep.write_text(QUICK_SLEEP)
+    sleep.chmod(0o755)
     return path
 
 
@@ -74,7 +82,7 @@ def _start(folder: Path, script: Path | str = SCRIPT, **variables: str) -> Pod:
         "LOCK_TIMEOUT_S": "5",
         "START_TIMEOUT_S": "30",
         "JOB_UID": "4ae5-09",
-        "GRACE_S": "60",
+        "GRACE_S": "600",
         "NODES": "1",
         "NODE_RANK": "0",
         "RANKS_PER_NODE": "1",
@@ -173,12 +181,13 @@ def test_two_pods_are_one_training(folder: Path, started: Pods) -> None:
 
 
 def test_the_first_pod_has_time_to_get_its_gpus(folder: Path) -> None:
+    (folder / "bin" / "sleep").unlink()
     began_s = time.monotonic()
-    pod = _start(folder, NODES="2", NODE_RANK="1", MASTER_ADDR="nowhere.invalid", START_TIMEOUT_S="3")
+    pod = _start(folder, NODES="2", NODE_RANK="1", MASTER_ADDR="nowhere.invalid", START_TIMEOUT_S="2")
     _, error = pod.communicate(timeout=60)
     assert pod.returncode == 1
-    assert "nowhere.invalid has no address after 3 s: is the first pod scheduled?" in error
-    assert time.monotonic() - began_s >= 3
+    assert "nowhere.invalid has no address after 2 s: is the first pod scheduled?" in error
+    assert time.monotonic() - began_s >= 2
 
 
 def test_a_pod_that_comes_back_after_the_training_is_done_has_nothing_to_do(folder: Path) -> None:
@@ -279,7 +288,7 @@ def test_an_old_end_is_not_taken_for_this_one(folder: Path, pair: Callable[..., 
 
 def test_a_job_that_still_saves_is_not_taken_for_its_successor(folder: Path, pair: Callable[..., Pods]) -> None:
     """After an upgrade: what the pods of the old Job tell each other is not for those of the new one."""
-    old = pair(folder, "wait", "old-ended", JOB_UID="old", SAVE_S="3")
+    old = pair(folder, "wait", "old-ended", JOB_UID="old", SAVE_S="2.0")
     for pod in old:
         pod.send_signal(signal.SIGTERM)
     new = pair(folder, "done", "new-ended", JOB_UID="new", LOCK_TIMEOUT_S="60")
@@ -337,7 +346,7 @@ def test_a_pod_whose_first_pod_is_another_one_starts_again(tmp_path: Path, alone
     for number, later in enumerate(("10.1.0.9", "10.1.0.9 10.1.0.7", "")):
         folder = _folder(tmp_path / str(number))
         (address := folder / "address").write_text("10.1.0.7")
-        lookup = f"*getaddrinfo*) cat {address}; exec test -s {address};;"
+        lookup = f"*getaddrinfo*) echo >>{folder}/looked; cat {address}; exec test -s {address};;"
         lock = str(folder / "no-such-folder" / ".run.lock")  # without that folder it ends at once when it is told to
         pods[later] = alone(folder, lookup, NODE_RANK="1", LOCK_FILE=lock, GRACE_S="1")
         address.write_text(later)
@@ -345,20 +354,26 @@ def test_a_pod_whose_first_pod_is_another_one_starts_again(tmp_path: Path, alone
     _, error = replaced.communicate(timeout=30)
     assert replaced.returncode == 143
     assert "is another one now: this one starts again" in error
-    time.sleep(3)
+    for number in (1, 2):
+        looked = tmp_path / str(number) / "looked"
+        before = looked.stat().st_size
+        while looked.stat().st_size < before + 3 and all(pod.poll() is None for pod in pods.values()):
+            time.sleep(0.02)
     assert {later: pod.poll() for later, pod in pods.items()} == dict.fromkeys(pods)
 
 
 def _told_to_stop(
-    tmp_path: Path, started: Pods, *, probes: dict[int, str], ends_in_s: int
+    tmp_path: Path, started: Pods, *, probes: dict[int, str], killed: tuple[int, ...]
 ) -> dict[int, tuple[int, str]]:
-    """Exit status and standard error of pods whose trainers take `ends_in_s` to stop, and 1 s where they hang."""
+    """Exit status and standard error of pods whose trainers end when they are `killed`, or after longer than until
+    somebody is."""
     pods = {}
     for number, probe in probes.items():
         folder = _folder(tmp_path / str(number))
         script = shutil.copy(SCRIPT, folder)
         (folder / "trainer_probe.py").write_text(probe)
-        trainer = f"#!/bin/sh\ntrap 'sleep {ends_in_s}; exit 0' TERM\necho started\nwhile :; do sleep 0.1; done\n"
+        ends = "" if number in killed else "sleep 4.0; exit 0"
+        trainer = f"#!/bin/sh\ntrap '{ends}' TERM\necho started\nwhile :; do sleep 0.1; done\n"
         (folder / "bin" / "grpo-train").write_text(trainer)
         pods[number] = _start(folder, script=script, HUNG_GRACE_S="1", SILENT_GRACE_S="1")
         started.append(pods[number])
@@ -379,7 +394,7 @@ def test_a_trainer_that_does_not_answer_is_asked_again(tmp_path: Path, started: 
         "sys.exit(status)\n"
         for later in (4, 3, 0)
     }
-    ends = _told_to_stop(tmp_path, started, probes=probes, ends_in_s=8)
+    ends = _told_to_stop(tmp_path, started, probes=probes, killed=(4, 3))
     assert {later: status for later, (status, _) in ends.items()} == {4: 137, 3: 137, 0: 143}
     assert all("the trainer does not answer" in error for _, error in ends.values())
 
@@ -387,7 +402,7 @@ def test_a_trainer_that_does_not_answer_is_asked_again(tmp_path: Path, started: 
 def test_a_trainer_that_says_it_hangs_has_little_time_to_end(tmp_path: Path, started: Pods) -> None:
     """One that only does not answer may be writing a checkpoint on a busy node."""
     probes = {livez: f"import sys; sys.exit({livez})" for livez in (3, 1, 0)}
-    ends = _told_to_stop(tmp_path, started, probes=probes, ends_in_s=4)
+    ends = _told_to_stop(tmp_path, started, probes=probes, killed=(3,))
     assert {livez: status for livez, (status, _) in ends.items()} == {3: 137, 1: 143, 0: 143}
     assert {livez: "the training hangs" in error for livez, (_, error) in ends.items()} == {3: True, 1: False, 0: False}
 

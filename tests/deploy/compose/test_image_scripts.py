@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -33,18 +34,31 @@ def server(status: int) -> Iterator[int]:
             """Quiet."""
 
     with HTTPServer(("127.0.0.1", 0), Handler) as http:
-        thread = threading.Thread(target=http.serve_forever)
+        thread = threading.Thread(target=http.serve_forever, args=(0.02,))
         thread.start()
         yield http.server_port
         http.shutdown()
         thread.join()
 
 
-def call(*command: object, **environment: str) -> subprocess.CompletedProcess[str]:
+def start(*command: object, **environment: str) -> "subprocess.Popen[str]":
     variables = {**os.environ, **environment}
-    return subprocess.run(
-        [str(word) for word in command], text=True, capture_output=True, env=variables, timeout=60, check=False
-    )
+    words = [str(word) for word in command]
+    return subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=variables)
+
+
+def ended(process: "subprocess.Popen[str]") -> subprocess.CompletedProcess[str]:
+    with process:
+        try:
+            out, error = process.communicate(timeout=60)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, error)
+
+
+def call(*command: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return ended(start(*command, **environment))
 
 
 @pytest.mark.parametrize(("status", "expected"), [(200, 0), (503, 1), (404, 1)])
@@ -91,31 +105,42 @@ print("still there")
 """
 
 
-@pytest.mark.parametrize(
-    ("init", "before", "statuses", "ends"),
-    [
-        ("docker-init", "", [200, 503, 503, 503], "503, 3 times"),
-        ("docker-init", "", [503, 503, 200, 503, 503, 404, 503, 503], None),
-        ("bash", "", [503, 503, 503, 503], None),
-        ("docker-init", "no answer 29", [0], "no answer, 30 times"),
-        ("docker-init", "no answer 28", [0], None),
-        ("docker-init", "no answer 29", [200, 0], None),
-        ("docker-init", "no answer 29", [503], None),
-        ("docker-init", "of an older version", [503, 503], None),
-    ],
-)
-def test_a_server_that_is_stuck_or_silent_for_long_is_killed(
-    tmp_path: Path, init: str, before: str, statuses: list[int], ends: str | None
-) -> None:
-    namespaces = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
-    if call(*namespaces, "true").returncode:
+CASES: list[tuple[str, str, list[int], str | None]] = [
+    ("docker-init", "", [200, 503, 503, 503], "503, 3 times"),
+    ("docker-init", "", [503, 503, 200, 503, 503, 404, 503, 503], None),
+    ("bash", "", [503, 503, 503, 503], None),
+    ("docker-init", "no answer 29", [0], "no answer, 30 times"),
+    ("docker-init", "no answer 28", [0], None),
+    ("docker-init", "no answer 29", [200, 0], None),
+    ("docker-init", "no answer 29", [503], None),
+    ("docker-init", "of an older version", [503, 503], None),
+]
+"""The first process, what the check counted before, what the server answers (0: nothing), and what is then said."""
+NAMESPACES = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")
+
+
+@pytest.fixture(scope="module")
+def looked_at(tmp_path_factory: pytest.TempPathFactory) -> list[subprocess.CompletedProcess[str]]:
+    """What became of each case. They run at once: the checks that get no answer wait for it beside each other."""
+    if call(*NAMESPACES, "true").returncode:
         pytest.skip("this kernel gives an ordinary user no namespaces")
-    (tmp_path / init).write_text(INIT)
-    (tmp_path / init).chmod(0o755)
-    if before:
-        (tmp_path / "grpo-livez").write_text(before)
-    words = [tmp_path / init, sys.executable, "-c", SERVER, DOCKER / "healthcheck.py", *statuses]
-    result = call(*namespaces, *words, TMPDIR=str(tmp_path))
+    running = []
+    for init, before, statuses, _ in CASES:
+        folder = tmp_path_factory.mktemp("container")
+        (folder / init).write_text(INIT)
+        (folder / init).chmod(0o755)
+        if before:
+            (folder / "grpo-livez").write_text(before)
+        words = [*NAMESPACES, folder / init, sys.executable, "-c", SERVER, DOCKER / "healthcheck.py", *statuses]
+        running.append(start(*words, TMPDIR=str(folder)))
+    return [ended(process) for process in running]
+
+
+@pytest.mark.parametrize("case", range(len(CASES)), ids=[f"{' '.join(case[:2])} {case[2]}" for case in CASES])
+def test_a_server_that_is_stuck_or_silent_for_long_is_killed(
+    looked_at: list[subprocess.CompletedProcess[str]], case: int
+) -> None:
+    result, ends = looked_at[case], CASES[case][-1]
     assert (result.returncode, "still there" in result.stdout) == ((137, False) if ends else (0, True)), result
     told = f"error: /livez: {ends}: the health check kills this server\n" if ends else ""
     assert result.stderr == told
@@ -179,22 +204,30 @@ reward: {{reward_funcs: [format]}}
 """
 
 
-def test_prepare_looks_for_a_folder_and_counts_rows(tmp_path: Path) -> None:
+def test_prepare_looks_for_a_folder_and_counts_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def prepare() -> tuple[int, str, str]:
+        """In this process, which need not import the trainer three times."""
+        monkeypatch.setattr(sys, "argv", ["prepare.py", str(tmp_path / "run.yaml")])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(DOCKER / "prepare.py"), run_name="__main__")
+        return int(ended.value.code or 0), *capsys.readouterr()
+
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text("{}")
     (tmp_path / "data.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
     (tmp_path / "run.yaml").write_text(RUN_FILE.format(folder=tmp_path))
-    result = call(sys.executable, DOCKER / "prepare.py", tmp_path / "run.yaml")
-    assert (result.returncode, result.stdout) == (0, f"data {tmp_path}/data.jsonl: 2 rows\n"), result.stderr
-    other = call(
-        sys.executable, DOCKER / "prepare.py", tmp_path / "run.yaml", GRPO_TRAIN__DATA__DATASET=f"{tmp_path}/dat.jsonl"
-    )
-    assert other.returncode == 2
-    assert "did you mean" in other.stderr
+    assert prepare() == (0, f"data {tmp_path}/data.jsonl: 2 rows\n", "")
+    with monkeypatch.context() as other:
+        other.setenv("GRPO_TRAIN__DATA__DATASET", f"{tmp_path}/dat.jsonl")
+        status, _, error = prepare()
+    assert status == 2
+    assert "did you mean" in error
     (tmp_path / "model/config.json").unlink()
-    missing = call(sys.executable, DOCKER / "prepare.py", tmp_path / "run.yaml")
-    assert missing.returncode == 2
-    assert "no config.json" in missing.stderr
+    status, _, error = prepare()
+    assert status == 2
+    assert "no config.json" in error
 
 
 def test_prepare_without_a_network_says_what_it_wanted(tmp_path: Path) -> None:

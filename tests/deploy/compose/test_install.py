@@ -56,10 +56,23 @@ def _install(
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
-def _build_tools(tmp_path: Path, pins: str, index: str = NO_INDEX) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="module")
+def quick_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a python3 whose `-m venv` copies an environment: making one with pip takes seconds."""
+    folder = tmp_path_factory.mktemp("quick")
+    subprocess.run([sys.executable, "-m", "venv", folder / "made"], check=True, timeout=120)
+    python = folder / "python3"
+    python.write_text(f'#!/bin/sh\n[ "$1 $2" = "-m venv" ] && [ $# = 3 ] && exec cp -a {folder}/made "$3"\nexit 1\n')
+    python.chmod(0o755)
+    return folder
+
+
+def _build_tools(
+    quick_python: Path, tmp_path: Path, pins: str, index: str = NO_INDEX
+) -> subprocess.CompletedProcess[str]:
     (tmp_path / "pins.txt").write_text(pins)
     environment = {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{quick_python}:{os.environ['PATH']}",
         "WHEELS": str(tmp_path / "wheels"),
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_INDEX_URL": index,
@@ -67,6 +80,11 @@ def _build_tools(tmp_path: Path, pins: str, index: str = NO_INDEX) -> subprocess
     }
     command = ["sh", BUILD_TOOLS, tmp_path / "env", tmp_path / "pins.txt"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture(params=["install.sh", "build_tools.sh"])
+def install(request: pytest.FixtureRequest) -> Install:
+    return _install if request.param == "install.sh" else partial(_build_tools, request.getfixturevalue("quick_python"))
 
 
 @pytest.fixture
@@ -91,7 +109,7 @@ def index(tmp_path: Path) -> Iterator[Index]:
     """A package index on loopback: a folder for each project, as the simple API has it."""
     folder = tmp_path / "index"
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     yield Index(f"http://127.0.0.1:{server.server_port}", folder)
     server.shutdown()
@@ -106,13 +124,12 @@ def test_a_folder_with_every_pin_needs_no_index(tmp_path: Path, wheels: Path, va
     assert len(list((tmp_path / "env").rglob("one.py"))) == len(list((tmp_path / "env").rglob("two.py"))) == 1
 
 
-def test_build_tools_of_a_folder_need_no_index(tmp_path: Path, wheels: Path) -> None:
-    done = _build_tools(tmp_path, _wheel(wheels, "one") + _wheel(wheels, "two"))
+def test_build_tools_of_a_folder_need_no_index(tmp_path: Path, wheels: Path, quick_python: Path) -> None:
+    done = _build_tools(quick_python, tmp_path, _wheel(wheels, "one") + _wheel(wheels, "two"))
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "env").rglob("one.py"))) == len(list((tmp_path / "env").rglob("two.py"))) == 1
 
 
-@pytest.mark.parametrize("install", [_install, _build_tools])
 def test_what_the_folder_lacks_comes_from_the_index(
     tmp_path: Path, wheels: Path, index: Index, install: Install
 ) -> None:
@@ -149,14 +166,12 @@ def test_plugins_go_beside_a_vllm_that_overrides_its_own_installs(tmp_path: Path
     assert {file.stem for file in (tmp_path / "plugins").glob("*.py")} == {"one", "ours"}
 
 
-@pytest.mark.parametrize("install", [_install, _build_tools])
 def test_what_is_nowhere_is_named(tmp_path: Path, wheels: Path, index: Index, install: Install) -> None:
     done = install(tmp_path, _wheel(wheels, "one") + f"missing==1.0 --hash=sha256:{'0' * 64}\n", index.url)
     assert done.returncode != 0
     assert "missing" in done.stderr
 
 
-@pytest.mark.parametrize("install", [_install, _build_tools])
 def test_another_file_than_the_pinned_one_is_refused(tmp_path: Path, wheels: Path, install: Install) -> None:
     pins = _wheel(wheels, "one").replace("sha256:", "sha256:0000")[: len("one==1.0 --hash=sha256:") + 64] + "\n"
     done = install(tmp_path, pins, NO_INDEX)
