@@ -28,14 +28,20 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield server
 
 
-def try_route(seen: Visit, path: str) -> str:
-    """Open the route's block, send its example, and give the status that came back."""
+def try_route(seen: Visit, path: str) -> tuple[str, str]:
+    """Open the route's block, send its example, and give the status and the text that came back.
+
+    The block is closed again: every further answer would have the page draw all that is open anew.
+    """
     block = seen.page.locator(".opblock", has=seen.page.locator(f'[data-path="{path}"]'))
     block.locator(".opblock-summary").click()
     block.get_by_role("button", name="Execute").click()
     answer = block.locator(".live-responses-table .response .response-col_status")
     expect(answer).to_have_text(re.compile(r"\d{3}"))
-    return answer.inner_text().split()[0]
+    status, text = answer.inner_text().split()[0], block.locator(".live-responses-table").inner_text()
+    block.locator(".opblock-summary-control").click()
+    expect(block.locator(".opblock-body")).to_have_count(0)
+    return status, text
 
 
 def test_every_example_can_be_tried(served: Service, visit, screenshots: Path):
@@ -43,8 +49,9 @@ def test_every_example_can_be_tried(served: Service, visit, screenshots: Path):
     expect(seen.page.locator("h1.title, h2.title")).to_contain_text("grpo-reward")
     paths = [path.replace("\u200b", "") for path in seen.page.locator(".opblock-summary-path").all_inner_texts()]
     assert {"/v1/score", "/v1/rewards", "/get_reward", "/rm", "/verify", "/livez"} <= set(paths)
-    assert {path: try_route(seen, path) for path in paths} == dict.fromkeys(paths, "200")
-    assert '"total": 1.1' in "".join(seen.page.locator(".live-responses-table").all_inner_texts())
+    answers = {path: try_route(seen, path) for path in paths}
+    assert {path: status for path, (status, _) in answers.items()} == dict.fromkeys(paths, "200")
+    assert '"total": 1.1' in "".join(text for _, text in answers.values())
     seen.page.screenshot(path=screenshots / "reward-docs.png", full_page=True)
     assert seen.complaints == []
 
