@@ -3,8 +3,8 @@
 It is Python's own fork server. It computes nothing and has one thread of Python, so a fork of it is what a fresh
 process is after its imports; at its end it runs no `atexit`. What it would spawn it forks: such an engine, or worker of
 one, has what its server has imported and patched. What starts the real commands: every run under torchrun,
-`tests/trainer/test_start.py`, and for the rollout server the shared one of `tests/e2e`, its soak, and the second
-machine of `tests/rollout/test_engine_over_machines.py`, whose worker is spawned.
+`tests/trainer/test_start.py`, and for the rollout server the shared one of `tests/e2e`, whose engine is spawned, and
+its soak.
 """
 
 import multiprocessing

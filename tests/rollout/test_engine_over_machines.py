@@ -34,7 +34,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server,
     second = [BIN / "grpo-rollout", "serve", model, "--max-model-len=256", *flags, "--node-rank=1", "--headless"]
     with (
         service(first, folder / "first.log", port=port, environment=ROLLOUT_ENVIRONMENT, python=warm_vllm) as running,
-        service(second, folder / "second.log", port=port, environment=ROLLOUT_ENVIRONMENT) as workers,
+        service(second, folder / "second.log", port=port, environment=ROLLOUT_ENVIRONMENT, python=warm_vllm) as workers,
     ):
         try:
             running.wait_until_live()

@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from grpo_rollout.options import (
     prepare_environment,
 )
 from grpo_rollout.toolchain import compilers_lacking
+from tests.warm_python import warm_vllm
 
 
 @pytest.fixture
@@ -82,7 +82,8 @@ def test_a_store_that_forgets_its_kv_passes(model: Path, changes: dict[str, obje
 
 
 @pytest.mark.vllm
-def test_the_stores_that_are_taken_override_the_reset():
+@pytest.mark.xdist_group("engines")
+def test_the_stores_that_are_taken_override_the_reset(tmp_path: Path):
     code = """
 import sys
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -90,9 +91,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 classes = map(KVConnectorFactory.get_connector_class_by_name, sys.argv[1:])
 print([each for each in classes if each.reset_cache is Base.reset_cache])
 """
-    command = [sys.executable, "-c", code, *FORGETFUL]
-    shown = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300).stdout
-    assert shown.splitlines()[-1] == "[]"
+    (tmp_path / "look.py").write_text(code)
+    shown = warm_vllm.run(tmp_path / "look.py", *FORGETFUL, folder=tmp_path, timeout_s=120.0)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.splitlines()[-1] == "[]"
 
 
 def test_what_a_gpu_needs_to_compile_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -270,25 +272,27 @@ def test_usage(capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.vllm
-def test_json_lines_for_vllm_and_its_processes(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("GRPO_LOG_FORMAT", "json")
+@pytest.mark.xdist_group("engines")
+def test_json_lines_for_vllm_and_its_processes(tmp_path: Path):
     program = """
+import os
+for name in [name for name in os.environ if name.startswith("VLLM_")]:
+    del os.environ[name]  # what other tests have made of vLLM's variables is not its business
 from grpo_rollout.options import prepare_environment
 prepare_environment()
 from argparse import Namespace
 from vllm.logger import configure_logging_from_args, init_logger
 configure_logging_from_args(Namespace())
 init_logger("vllm.a_part").info("%s", "hello")
-import json, logging.config, os
+import json, logging.config
 logging.config.dictConfig(json.load(open(os.environ["VLLM_LOGGING_CONFIG_PATH"])))  # as uvicorn does
 for path in ("/livez", "/v1/rollouts"):
     logging.getLogger("uvicorn.access").info('%s - "%s %s HTTP/%s" %d', "127.0.0.1:1", "GET", path, "1.1", 200)
 """
-    # What other tests have made of vLLM's variables is not its business.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True, env=environment
-    )
+    (tmp_path / "log.py").write_text(program)
+    environment = {"GRPO_LOG_FORMAT": "json"}
+    done = warm_vllm.run(tmp_path / "log.py", folder=tmp_path, timeout_s=120.0, environment=environment)
+    assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
     found = [line for line in lines if line["logger"] == "vllm.a_part"]
     assert [(line["service"], line["message"]) for line in found] == [("rollout", "hello")], done.stderr
