@@ -1,7 +1,5 @@
 """Questions about pictures, through the real services: the example of colours learns what only its pictures show."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +20,8 @@ def colours(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     """The words of a run of the example, for a server that serves its model."""
     folder = tmp_path_factory.mktemp("colours")
     for script, made in (("make_model.py", "model"), ("make_data.py", "data")):
-        subprocess.run([sys.executable, EXAMPLE / script, folder / made], check=True, timeout=120, capture_output=True)
+        done = warm_python.run(EXAMPLE / script, folder / made, folder=folder, timeout_s=120.0)
+        assert done.returncode == 0, done.stderr
     with stack.rollout_server(folder / "rollout.log", port := free_port(), model=folder / "model") as server:
         server.wait_until_live()
         given = {
