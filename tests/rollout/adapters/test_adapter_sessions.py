@@ -9,7 +9,7 @@ from tests.rollout.adapters.adapter import Adapter, AdapterTrainer
 from tests.rollout.conftest import Server, until_running
 from tests.rollout.sessions.opened import opened
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.xdist_group("engine")]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.xdist_group("stack")]
 FP32_BOUND = 1e-5
 
 

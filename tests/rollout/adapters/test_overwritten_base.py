@@ -12,7 +12,7 @@ from tests.rollout.adapters.asking import complete, finish_reasons, models, num_
 from tests.rollout.conftest import Server, logprob_error, long_request, until_running
 from tests.rollout.pushing import new_session
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.xdist_group("engine")]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.xdist_group("stack")]
 
 
 async def test_a_new_session_may_push_all_weights_and_no_adapter_after_that(server: Server, trainer: AdapterTrainer):
