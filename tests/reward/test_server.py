@@ -146,7 +146,7 @@ def test_a_broken_plugin_is_one_line(tmp_path):
 
 
 def test_wrong_rewards_for_other_trainers_are_told_at_the_start():
-    ended = run("--adapter-rewards", "plian", "--plugin", PLAIN, built_in=False)
+    ended = run("--port", "0", "--adapter-rewards", "plian", "--plugin", PLAIN, built_in=False)
     assert ended.returncode == 1
     assert "did you mean plain?" in ended.stderr
     assert ended.stderr.count("\n") == 1
@@ -312,7 +312,7 @@ def test_json_lines_on_request():
 
 
 def test_an_allowed_url_that_is_none_is_told_at_the_start():
-    ended = run("--allowed-url", "http://judge:8000", "judge.example/v1")
+    ended = run("--port", "0", "--allowed-url", "http://judge:8000", "judge.example/v1")
     assert ended.returncode == 1
     assert "--allowed-url: 'judge.example/v1' cannot be called: it must begin with http://" in ended.stderr
 
