@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -67,24 +66,17 @@ class WarmPython:
         self._server.set_forkserver_preload(list(libraries))
 
     def __call__(
-        self,
-        *words: object,
-        output: Path,
-        errors: Path | None = None,
-        environment: Mapping[str, str] | None = None,
-        sockets: Mapping[str, socket.socket] | None = None,
+        self, *words: object, output: Path, errors: Path | None = None, environment: Mapping[str, str] | None = None
     ) -> Forked:
         """`python WORDS` (a file or -m) in a session of its own.
 
         What it prints is appended to `output`, standard error too unless it has a file of its own. `environment` comes
-        on top of the tests' own, too late for what the imports read. It has `sockets` as open files, whose numbers are
-        in the variables of their names.
+        on top of the tests' own, too late for what the imports read.
         """
         with patch.dict(os.environ, READ_BY_IMPORTS | UNBUFFERED):
             self._server.ensure_running()
         whole = {**os.environ, **(environment or {})}
-        text = [str(word) for word in words]
-        arguments = (self._libraries, text, output, errors or output, whole, dict(sockets or {}))
+        arguments = (self._libraries, [str(word) for word in words], output, errors or output, whole)
         # A daemon: it does not outlive the tests, whatever they forget.
         forked = multiprocessing.get_context("forkserver").Process(target=_run, args=arguments, daemon=True)
         # Python has one fork server of its own in a process, and asks it by this name.
@@ -111,14 +103,7 @@ warm_python = WarmPython("torch", "transformers", "deepspeed", "grpo_trainer.run
 warm_vllm = WarmPython("tests.rollout.vllm_imports")
 
 
-def _run(
-    libraries: tuple[str, ...],
-    words: list[str],
-    output: Path,
-    errors: Path,
-    environment: dict[str, str],
-    sockets: dict[str, socket.socket],
-) -> None:
+def _run(libraries: tuple[str, ...], words: list[str], output: Path, errors: Path, environment: dict[str, str]) -> None:
     os.setsid()
     end_with_parent()
     # Let the fork server see the end of the tests: every fork holds the pipe by which it would.
@@ -143,7 +128,7 @@ def _run(
     resource_tracker._resource_tracker._fd = None
     process.current_process()._config["daemon"] = False
     os.environ.clear()
-    os.environ.update(environment | {name: str(opened.detach()) for name, opened in sockets.items()})
+    os.environ.update(environment)
     if words[0] == "-m":
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)

@@ -6,13 +6,12 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.trainer.warm_ranks import WarmStart
 
 from grpo_trainer.ranks import one_machine
 
 BOUND_S = 4.0
 NOTICED_S = 60.0
-"""The start of two ranks on a busy machine, the imports of the first fork, and the bound."""
+"""Imports of two ranks on a busy machine, the wait of twice the bound, and the bound."""
 
 # What every rank of a run does around its engine.
 PROGRAM = """
@@ -72,8 +71,7 @@ def run(words):
                 if faulty[:1] == ["at once"]:
                     crew.do("update")
                     fail("at once")
-                # Twice the bound: a rank that waits does not stand still, and one that is frozen already is noticed.
-                for _ in range(int(20 * bound_s) if faulty[:1] in ([], ["joined"]) else 3):
+                for _ in range(int(20 * bound_s)):
                     time.sleep(0.1)
                     status.beat()
                 fail("between")
@@ -93,26 +91,17 @@ __main__.command(["run.yaml"])
 """
 
 
-class TwoRanks:
+def run_two_ranks(folder: Path, *faulty: str) -> int:
+    program = folder / "rank.py"
+    program.write_text(PROGRAM)
+    return one_machine.run_ranks([sys.executable, str(program), str(BOUND_S), *faulty], 2)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks of two threads, whose launcher does not wait long for a frozen one."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
-        self._folder, self._started, self._capfd = folder, WarmStart(folder), capfd
-        monkeypatch.setenv("OMP_NUM_THREADS", "1")
-        monkeypatch.setattr(one_machine, "FAILURE_LIMIT_S", 2.0)
-        monkeypatch.setattr(one_machine, "_start", self._started)
-
-    def run(self, *faulty: str) -> tuple[int, str]:
-        """The exit status, and what the launcher and its ranks say."""
-        program = self._folder / "rank.py"
-        program.write_text(PROGRAM)
-        status = one_machine.run_ranks([sys.executable, str(program), str(BOUND_S), *faulty], 2)
-        return status, self._capfd.readouterr().err + self._started.printed()
-
-
-@pytest.fixture
-def two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> TwoRanks:
-    return TwoRanks(tmp_path, monkeypatch, capfd)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(one_machine, "FAILURE_LIMIT_S", 2.0)
 
 
 @pytest.mark.deepspeed
@@ -136,12 +125,12 @@ def two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Cap
     ],
 )
 def test_it_is_named_with_its_stage_and_all_ranks_end(
-    faulty: tuple[str, ...], said: str, place: str, two_ranks: TwoRanks
+    faulty: tuple[str, ...], said: str, place: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
     started_s = time.monotonic()
-    status, log = two_ranks.run(*faulty)
-    assert status == 1
+    assert run_two_ranks(tmp_path, *faulty) == 1
     assert time.monotonic() - started_s < NOTICED_S
+    log = capfd.readouterr().err
     (line,) = [line for line in log.splitlines() if said in line]
     assert re.search(f"in stage {place}", line)
     assert "go on with --resume" in line
@@ -149,34 +138,31 @@ def test_it_is_named_with_its_stage_and_all_ranks_end(
 
 
 @pytest.mark.deepspeed
-def test_a_rank_that_waits_for_rank_0_does_not_stand_still(two_ranks: TwoRanks):
-    status, log = two_ranks.run()
-    assert status == 0, log
-    assert "stands still" not in log
+def test_a_rank_that_waits_for_rank_0_does_not_stand_still(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    assert run_two_ranks(tmp_path) == 0
+    assert "stands still" not in capfd.readouterr().err
 
 
 @pytest.mark.deepspeed
-def test_a_rank_that_freezes_when_the_run_has_ended_holds_nobody(two_ranks: TwoRanks):
-    status, log = two_ranks.run("end", "1", "frozen")
-    assert status == 0, log
-    assert "rank 1 did not end in time; it is killed" in log
+def test_a_rank_that_freezes_when_the_run_has_ended_holds_nobody(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    assert run_two_ranks(tmp_path, "end", "1", "frozen") == 0
+    assert "rank 1 did not end in time; it is killed" in capfd.readouterr().err
 
 
 @pytest.mark.deepspeed
 @pytest.mark.timeout(60)
-def test_rank_0_learns_that_another_was_told_to_stop(two_ranks: TwoRanks):
+def test_rank_0_learns_that_another_was_told_to_stop(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     """As where one of several machines is drained by itself."""
-    status, log = two_ranks.run("update", "1", "told")
-    assert status == 0, log
-    assert log.count("rank 1 was told to stop: all ranks stop, with a checkpoint") == 1
+    assert run_two_ranks(tmp_path, "update", "1", "told") == 0
+    assert capfd.readouterr().err.count("rank 1 was told to stop: all ranks stop, with a checkpoint") == 1
 
 
 @pytest.mark.deepspeed
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_dies_is_told_without_frames(rank: int, two_ranks: TwoRanks):
+def test_a_rank_that_dies_is_told_without_frames(rank: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     """Rank 0 takes the store of the ranks with it."""
-    status, log = two_ranks.run({0: "between", 1: "update"}[rank], str(rank), "dies")
-    assert status == 1
+    assert run_two_ranks(tmp_path, {0: "between", 1: "update"}[rank], str(rank), "dies") == 1
+    log = capfd.readouterr().err
     assert "error: another rank is gone or silent: " in log
     assert f"error: rank {rank} ended with signal 9; the other ranks are stopped" in log
     assert not any(text in log for text in ("Traceback", "frame #", "pytorch/"))
