@@ -94,6 +94,7 @@ def test_a_ratio_beyond_every_exponent_makes_no_infinite_advantage(form: str):
         (OF_ITSELF | {"gate_beta": 2.0}, "gate_beta is read with form gate, and form is add"),
         (OF_ITSELF | {"form": "reweight", "only": True}, "only leaves them out"),
         (OF_ITSELF | {"form": "reweight", "coef": 1.5}, "at most 1, not 1.5"),
+        (OF_ITSELF | {"retry_for_s": 3.0}, "retry_for_s is for a teacher that is a server"),
     ],
 )
 def test_a_section_that_does_not_fit_together_is_refused(settings: dict[str, Any], told: str):
@@ -127,6 +128,13 @@ def test_a_run_that_it_does_not_fit_is_refused(changes: dict[str, Any], told: st
 def test_a_policy_that_nothing_holds_beside_itself_is_warned_of(changes: dict[str, Any], warns: bool):
     told = doubts(RunConfig.model_validate(CONTENT | changes))
     assert any("nothing keeps them from agreeing" in doubt for doubt in told) is warns
+
+
+@pytest.mark.parametrize(("form", "acts"), [("add", False), ("gate", False), ("reweight", True)])
+def test_only_a_sum_teaches_groups_of_equal_rewards(form: str, acts: bool):
+    run = RunConfig.model_validate(CONTENT | {"teacher": OF_ITSELF | {"form": form}, "guards": {"zero_spread": "stop"}})
+    assert run.untaught == (None if acts else [])
+    assert any("zero_spread stop never acts" in doubt for doubt in doubts(run)) is not acts
 
 
 def prompts_of(**settings: Any) -> TeacherPrompts:
@@ -168,11 +176,26 @@ def test_the_last_message_of_the_user_is_another(
 def test_a_row_without_it_is_found_before_the_first_step():
     prompts = prompts_of(prompt_column="shown")
     rows = [row({"shown": "a"}, *TURNS), row({"shown": "abc"}, *TURNS, index=1)]
-    assert prompts.longest_of(rows) == len(prompts.token_ids(rows)[1])
+    prompts.make_all(rows)
+    assert prompts.longest == len(prompts.token_ids(rows)[1])
     with pytest.raises(UsageError, match=r"math, row 2 has no value in column shown, which teacher.prompt_column"):
-        prompts.longest_of([rows[0], row({"shown": None}, *TURNS, index=1)])
-    with pytest.raises(UsageError, match=r"math, row 1: teacher.prompt_column is neither text nor"):
-        prompts.longest_of([row({"shown": 4}, *TURNS)])
+        prompts.make_all([rows[0], row({"shown": None}, *TURNS, index=1)])
+    with pytest.raises(UsageError, match=r"math, row 8 has no value in column shown"):  # the sixth is left out before
+        prompts.make_all([rows[0], row({"shown": None}, *TURNS, index=7)])
+    with pytest.raises(UsageError, match=r"math, row 1: teacher.prompt_column is neither text nor .*, but 4"):
+        prompts.make_all([row({"shown": 4}, *TURNS)])
+    with pytest.raises(UsageError, match=r"row 1: teacher.prompt_column is empty"):
+        prompts.make_all([row({"shown": " "}, *TURNS)])
+    with pytest.raises(UsageError, match=r"row 1: teacher.prompt_template: {shown} holds messages"):
+        prompts_of(prompt_template="{shown}").make_all([row({"shown": [{"role": "user", "content": "4"}]}, *TURNS)])
+
+
+def test_what_the_policy_would_read_beyond_its_context_is_refused():
+    prompts = prompts_of(prompt_column="shown")
+    prompts.make_all([row({"shown": "abc"}, *TURNS)])
+    prompts.check_context(prompts.longest + 5, max_completion_length=5)
+    with pytest.raises(UsageError, match=r"teacher.prompt_column makes a prompt of \d+ tokens .*context ends at"):
+        prompts.check_context(prompts.longest + 4, max_completion_length=5)
 
 
 def test_sampled_tokens_stand_behind_another_prompt():

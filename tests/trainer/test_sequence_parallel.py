@@ -19,6 +19,8 @@ import json
 import torch
 from tests.trainer.made_forests import SHARING, batches, forest_of_all_kinds, learnt, of_family
 from tests.trainer.test_sequence_parallel import NAMES
+from tests.trainer.test_shared_prefixes import varlen
+from transformers import modeling_flash_attention_utils as flash
 from grpo_trainer.engine.policy import Policy
 from grpo_trainer.engine.sequence_parallel import join_sequence_group
 from grpo_trainer.errors import UsageError
@@ -37,7 +39,9 @@ def of_all(part):
 def differences(model, sequences, cut):
     alone, together = (Policy(model, temperature=0.9, chunk_tokens=8, group=of) for of in (None, group))
     expected = learnt(alone, batches([sequences], None))
-    found = learnt(together, batches([sequences[:cut], sequences[cut:]], SHARING))
+    return compared(expected, learnt(together, batches([sequences[:cut], sequences[cut:]], SHARING)))
+
+def compared(expected, found):
     gradient = of_all(found[2])
     return {
         "logprobs": (found[0] - expected[0]).abs().max().item(),
@@ -63,6 +67,21 @@ model = of_family("qwen3_moe")
 policies = [Policy(model, temperature=0.9, chunk_tokens=8, group=of) for of in (None, group)]
 (expected, of_alone), (computed, of_group) = (balance(policy, batch) for policy in policies)
 found["balance"] = [expected.item(), computed.item(), ((of_group - of_alone).norm() / of_alone.norm()).item()]
+# Flash attention through transformers' own code, with references in place of the kernels, which need a GPU.
+def fixed_length(q, k, v, **others):
+    b, n = q.shape[:2]
+    ends = torch.arange(0, b * n + 1, n, dtype=torch.int32)
+    flat = (tensor.flatten(0, 1) for tensor in (q, k, v))
+    return varlen(*flat, ends, ends, n, n, **others).unflatten(0, (b, n))
+
+kernels = ((fixed_length, varlen, None, None, None), (flash._lazy_define_process_function(varlen), dict))
+flash.lazy_import_flash_attention = lambda *_, **__: kernels
+for name, some in (("flash", sequences), ("flash, one sequence", sequences[:1])):
+    model = of_family("qwen2")
+    expected = learnt(Policy(model, temperature=0.9, chunk_tokens=8), batches([some], None))
+    model.get_decoder().config._attn_implementation = "flash_attention_2"
+    computed = learnt(Policy(model, temperature=0.9, chunk_tokens=8, group=group), batches([some], SHARING))
+    found[name] = compared(expected, computed)
 print(json.dumps(found))
 """
 NAMES = [*SHARING_FAMILIES, "qwen2_untied"]
@@ -75,7 +94,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.mark.processes
 class TestTogether:
-    @pytest.mark.parametrize("name", [*NAMES, "short"])
+    @pytest.mark.parametrize("name", [*NAMES, "short", "flash", "flash, one sequence"])
     def test_two_ranks_have_the_logprobs_loss_and_gradient_of_one(self, found: list[dict[str, Any]], name: str):
         for of_rank in found:
             assert of_rank[name]["logprobs"] < 4e-6

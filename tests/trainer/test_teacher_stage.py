@@ -1,6 +1,7 @@
 """The teacher stage: does the teacher's server fit this run, and which token gets which logprob?"""
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -93,6 +94,18 @@ async def test_each_sampled_token_gets_its_logprob_however_requests_are_cut(
     for episode in episodes:
         assert episode.teacher_logprobs == [-float(token) for token in episode.sampled_token_ids]
     assert group.taught_at_s > 0
+
+
+async def test_a_teacher_with_prompts_of_its_own_needs_room_for_these():
+    prompts = SimpleNamespace(longest=300, named="teacher.prompt_column")
+    policy = Policy.of(make_tokenizer(), max_tokens=50, max_completion_length=20)
+    client = RolloutClient("http://t:1", transport=httpx.MockTransport(lambda _: httpx.Response(200, text=told)))
+    stage = TeacherStage(client, CONFIG, prompts={"math": prompts})  # type: ignore[dict-item]
+    told = INFO.model_copy(update={"max_model_len": 320}).model_dump_json()
+    with pytest.raises(UnavailableError, match=r"need 320, .*shorten what teacher.prompt_column makes"):
+        await stage.check(policy, run_servers=[])
+    told = INFO.model_copy(update={"max_model_len": 321}).model_dump_json()
+    await stage.check(policy, run_servers=[])
 
 
 async def test_each_group_is_scored_by_the_teacher_of_its_dataset_and_messages_name_it():

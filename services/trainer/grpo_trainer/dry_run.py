@@ -28,6 +28,7 @@ from .data.prompt_row import PromptRow
 from .engine.deepspeed_settings import deepspeed_settings
 from .engine.family import load_family, no_model
 from .engine.model import pieces_to_push
+from .engine.sequence_parallel import check_groups
 from .engine.trained_parameters import trained_parameters
 from .episodes.runner import EpisodeRunner
 from .errors import UsageError
@@ -87,6 +88,9 @@ def _plan(prepared: Prepared) -> Iterator[Line]:
         tokens = [len(example["input_ids"]) for example in prepared.demonstrations]
         taken = f"{config.chord.sft_batch_size} beside the samples of an update"
         yield "demonstrations", f"{len(tokens)}, {min(tokens)} to {max(tokens)} tokens; {taken}"
+    for name, prompts in prepared.teacher_prompts.items():
+        who = "the policy itself" if prompts.of_itself else "a server"
+        yield f"teacher {name}".rstrip(), f"{who}, prompts of up to {prompts.longest} tokens"
     yield "steps", f"{steps}, each {rollout.groups_per_batch} prompts x {rollout.num_generations} completions"
     yield "optimizer updates", f"{updates} ({updates // steps} per step)"
     yield "epochs", f"{steps * rollout.groups_per_batch / len(rows):.2f}"
@@ -96,18 +100,19 @@ def _plan(prepared: Prepared) -> Iterator[Line]:
     limit = "the servers' --max-model-len: episodes.max_context_tokens is absent"
     without = " without those of images" if rows.most_images else ""
     yield "longest sequence", limit if sequence is None else f"{sequence} tokens{without}"
-    if sequence is not None and sequence > config.deepspeed.tokens_per_micro_batch:
-        budget = config.deepspeed.tokens_per_micro_batch
+    budget = config.deepspeed.tokens_per_micro_batch * config.deepspeed.sequence_parallel_size
+    if sequence is not None and sequence > budget:
         yield (
             "note",
-            f"longer than deepspeed.tokens_per_micro_batch {budget}: such a sequence is a micro-batch by itself",
+            f"longer than a micro-batch of {budget} tokens (deepspeed.tokens_per_micro_batch): such a sequence is one "
+            "by itself",
         )
     if list_steps(config.run_dir):
         yield "note", f"run_dir {config.run_dir} holds a run already: go on with --resume, or choose another one"
     for doubt in prepared.doubts():
         yield "note", doubt
     place = "by WORLD_SIZE" if _told_ranks() else "on one machine; WORLD_SIZE=N before the command counts those of all"
-    yield "ranks", f"{_num_ranks(config)} {place}; ZeRO stage {config.deepspeed.zero_stage}"
+    yield "ranks", f"{_num_ranks(config)} {place}; ZeRO stage {config.deepspeed.zero_stage}{_in_groups(config)}"
     bound = (algorithm.max_staleness + 1) * rollout.groups_per_batch
     waits = algorithm.max_staleness and config.weights.in_flight == "wait"
     until = "; a push waits until nothing is sampled, but for adapters" if waits else ""
@@ -117,6 +122,13 @@ def _plan(prepared: Prepared) -> Iterator[Line]:
 def _told_ranks() -> int | None:
     told = os.environ.get("WORLD_SIZE", "")
     return int(told) if told.isdecimal() and int(told) > 1 else None
+
+
+def _in_groups(config: RunConfig) -> str:
+    """What the plan says of ranks that compute rows together. Raises UsageError when they do not make whole groups."""
+    size, ranks = config.deepspeed.sequence_parallel_size, _num_ranks(config)
+    check_groups(size, ranks)
+    return f"; {size} compute each micro-batch together" if size > 1 else ""
 
 
 def _num_ranks(config: RunConfig) -> int:

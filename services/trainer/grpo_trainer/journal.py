@@ -70,7 +70,7 @@ class Journal:
                 part_mib=part_mib,
             )
         self.decisions = DecisionLog(run_dir, resumed_step=resumed_step)
-        untaught = [name for name in config.data.datasets if name not in config.teachers] if config.teachers else None
+        untaught = config.untaught
         if estimator_of(config.algorithm).learns_from_equal_rewards:
             untaught = []
         self.learning = LearningWatch(config.guards, untaught=untaught)

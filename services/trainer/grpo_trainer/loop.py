@@ -223,7 +223,8 @@ def teach_itself(run: Run, groups: list[Group], *, version: int) -> None:
             (one, ids) for group, prompts in own for ids in prompts.token_ids([group.row]) for one in group.episodes
         ]
         sequences = sequences_to_teach(taught, version=version)
-        parts, _ = run.parts.hand_out(sequences, of=sequences, version=version)
+        parts, num_tokens = run.parts.hand_out(sequences, of=sequences, version=version)
+        run.journal.add({"teacher/tokens_computed": sum(num_tokens)})
         scored = zip(chain.from_iterable(parts), run.parts.logprobs(), strict=True)
         take_logprobs([episode for episode, _ in taught], {one.episode: logprobs for one, logprobs in scored})
 

@@ -57,8 +57,6 @@ class Prepared:
     demonstrations: list[Example]
     teacher_prompts: dict[str, TeacherPrompts]
     """Of each dataset whose teacher does not read the policy's prompts."""
-    longest_teacher_prompt: int
-    """In tokens; 0 without any of these."""
 
     @classmethod
     def of(cls, config: RunConfig, *, folder: Path | None = None) -> Self:
@@ -77,12 +75,14 @@ class Prepared:
             check_images(config)
         demonstrations = load_demonstrations(config.chord, config.data, tokenizer)
         check_vocabulary(rows, eval_rows, demonstrations, vocab_size=family.get_text_config().vocab_size)
-        context = getattr(family.get_text_config(), "max_position_embeddings", None)
-        check_context(demonstrations, context=one_rope_context(family) or context)
+        context = one_rope_context(family) or getattr(family.get_text_config(), "max_position_embeddings", None)
+        check_context(demonstrations, context=context)
         config = with_router_aux_loss_coef(config, router_aux_loss_coef(config.algorithm, family))
         of_teachers = TeacherPrompts.of_run(config, tokenizer)
-        longest = max((prompts.longest_of(rows.stores[name]) for name, prompts in of_teachers.items()), default=0)
-        prepared = cls(config, tokenizer, rows, eval_rows, family, demonstrations, of_teachers, longest)
+        for name, prompts in of_teachers.items():
+            prompts.make_all(rows.stores[name])
+            prompts.check_context(context, max_completion_length=config.rollout.max_completion_length)
+        prepared = cls(config, tokenizer, rows, eval_rows, family, demonstrations, of_teachers)
         check_optimizer(config.optimizer)
         check_dealt_rows(family, config.deepspeed)
         learning_rates(config.optimizer, total_updates=prepared.num_updates)
@@ -103,8 +103,12 @@ class Prepared:
     @property
     def policy(self) -> Policy:
         """What a teacher has to fit."""
-        longest = max(self.rows.longest_prompt, self.longest_teacher_prompt)
-        return Policy.of(self.tokenizer, max_tokens=longest + self.config.rollout.max_completion_length)
+        max_completion_length = self.config.rollout.max_completion_length
+        return Policy.of(
+            self.tokenizer,
+            max_tokens=self.rows.longest_prompt + max_completion_length,
+            max_completion_length=max_completion_length,
+        )
 
     def doubts(self) -> Iterator[str]:
         """What is allowed, and seldom meant."""

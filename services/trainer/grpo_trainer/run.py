@@ -144,7 +144,7 @@ def _run(config: RunConfig, *, resume: bool, status: RunStatus, stop: StopSignal
             log.warning("%s", doubt)
         demonstrations = Demonstrations.of(config.chord, prepared.demonstrations, seed=config.seed)
         cursor = Cursor(**state["cursor"]) if state else Cursor()
-        rests = not (config.teachers or estimator_of(config.algorithm).learns_from_equal_rewards)
+        rests = not (config.untaught is not None or estimator_of(config.algorithm).learns_from_equal_rewards)
         memory = DifficultyMemory.of(config.data.difficulty, seed=config.seed, known=cursor.difficulty, rests=rests)
         prompts = PromptOrder(
             rows,

@@ -91,9 +91,7 @@ def doubts(config: RunConfig) -> list[str]:
         )
     if config.guards.kl in ("rollback", "stop") and config.algorithm.beta == 0.0:
         found.append(f"guards.kl {config.guards.kl} never acts: with algorithm.beta 0 no KL is measured")
-    if config.guards.zero_spread in ("rollback", "stop") and config.teachers.keys() >= set(
-        config.data.datasets or [""]
-    ):
+    if config.guards.zero_spread in ("rollback", "stop") and config.untaught == []:
         found.append(f"guards.zero_spread {config.guards.zero_spread} never acts: a teacher teaches every dataset")
     if config.teacher is not None and config.teacher not in config.teachers.values():
         found.append("the section teacher teaches nothing: every dataset has a teacher of its own")

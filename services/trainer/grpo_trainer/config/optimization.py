@@ -92,7 +92,7 @@ class DeepSpeedConfig(Section):
         ge=1,
         description="Ranks that compute each micro-batch together, a share of its tokens each, for sequences that are "
         "too long for one GPU; a divisor of the number of ranks and of the model's attention heads. A micro-batch then "
-        "has that many times tokens_per_micro_batch. Changes neither loss nor gradient.",
+        "has that many times tokens_per_micro_batch. Changes neither loss nor gradient of a micro-batch.",
     )
     offload_optimizer: bool = Field(False, description="Keep the optimizer's state in CPU memory.")
     overlap_comm: bool = Field(

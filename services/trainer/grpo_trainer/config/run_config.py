@@ -292,6 +292,13 @@ class RunConfig(Section):
         return {name: teacher for name, teacher in found.items() if teacher is not None}
 
     @property
+    def untaught(self) -> list[str] | None:
+        """The datasets of which groups of equal rewards teach nothing, in a run in which a teacher may teach them; None
+        without such a teacher."""
+        taught = {name for name, teacher in self.teachers.items() if teacher.teaches_equal_rewards}
+        return [name for name in self.data.datasets or [""] if name not in taught] if taught else None
+
+    @property
     def evaluation_metrics(self) -> list[str]:
         """Names of all metrics of an evaluation; none without an evaluation."""
         if not self.eval.eval_steps or not self.has_held_out_rows:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .section import Positive, Seconds, Section, ServerUrl, Share
+from .section import Positive, Seconds, Section, ServerUrl
 
 if TYPE_CHECKING:
     from .run_config import RunConfig
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 OF_FORM = {"reweight_clip": "reweight", "negative_only": "reweight", "gate_beta": "gate"}
 """The form that reads a setting."""
+OF_SERVERS = ("timeout_s", "retry_for_s", "startup_timeout_s")
 
 
 class TeacherConfig(Section):
@@ -40,7 +41,7 @@ class TeacherConfig(Section):
         description="How d enters an advantage A: add A + coef · d; reweight A · (1 − coef + coef · w) with "
         "w = exp(sign(A) · d), clipped; gate A + coef · sigmoid(gate_beta · d).",
     )
-    reweight_clip: Share = Field(0.2, description="With reweight: w is clipped to 1 ± reweight_clip.")
+    reweight_clip: float = Field(0.2, ge=0.0, description="With reweight: w is clipped to 1 ± reweight_clip.")
     negative_only: bool = Field(False, description="With reweight: advantages above 0 stay as they are.")
     gate_beta: Positive = Field(5.0, description="With gate: how sharp the gate is.")
     only: bool = Field(False, description="Learn from the teacher alone: rewards are measured and enter no advantage.")
@@ -49,6 +50,11 @@ class TeacherConfig(Section):
         300.0, description="Retry budget for an absent or busy teacher, from the first failure on; then the run stops."
     )
     startup_timeout_s: Seconds = Field(900.0, description="Time for the server to come up.")
+
+    @property
+    def teaches_equal_rewards(self) -> bool:
+        """Whether a group of equal rewards has something to learn: an advantage of 0 times anything has not."""
+        return self.form != "reweight"
 
     @property
     def has_own_prompt(self) -> bool:
@@ -70,6 +76,9 @@ class TeacherConfig(Section):
 
     @model_validator(mode="after")
     def _settings_are_those_of_the_form(self) -> Self:
+        for name in OF_SERVERS if self.of_itself else ():
+            if getattr(self, name) != TeacherConfig.model_fields[name].default:
+                raise ValueError(f"{name} is for a teacher that is a server, and of_itself is true; leave it out")
         for name, form in OF_FORM.items():
             if self.form != form and getattr(self, name) != TeacherConfig.model_fields[name].default:
                 raise ValueError(f"{name} is read with form {form}, and form is {self.form}")

@@ -29,11 +29,19 @@ class TeacherPrompts:
 
     def __init__(self, config: TeacherConfig, renderer: Renderer, *, dataset: str, setting: str):
         """`setting` is the teacher's section in the run file. Raises UsageError for a template that is not there."""
+        self.of_itself = config.of_itself
+        self.longest = 0
+        """Tokens of the longest, once `make_all` has made them."""
         text = text_or_file(config.prompt_template, f"{setting}.prompt_template")
         self._template = None if text is None else Template.of(text)
         self._column, self._renderer = config.prompt_column, renderer
         self._named = f"{setting}.{'prompt_column' if text is None else 'prompt_template'}"
         self._dataset = dataset or "of the run"
+
+    @property
+    def named(self) -> str:
+        """The setting that makes them."""
+        return self._named
 
     @classmethod
     def of_run(cls, config: RunConfig, tokenizer: "PreTrainedTokenizerBase") -> "dict[str, TeacherPrompts]":
@@ -46,18 +54,28 @@ class TeacherPrompts:
                 found[dataset] = cls(teacher, renderer, dataset=dataset, setting=teacher_setting(dataset, config))
         return found
 
-    def longest_of(self, rows: Sequence[PromptRow]) -> int:
-        """Make the prompts of all rows of the dataset. Returns the tokens of the longest.
-
-        Raises UsageError for a column that the dataset lacks, and for a row of which no prompt can be made.
-        """
+    def make_all(self, rows: Sequence[PromptRow]) -> None:
+        """Make the prompts of all rows of the dataset. Raises UsageError for a column that the dataset lacks, and for a
+        row of which no prompt can be made."""
         needed = [self._column] if self._column else []
         check = ColumnCheck(needed, dataset=self._dataset, needed_by=self._named, template=self._template)
         parts = range(0, len(rows), ROWS_AT_ONCE)
-        for first in parts:
-            check.add([row.columns for row in rows[first : first + ROWS_AT_ONCE]], first_row=first + 1)
+        for row in rows:  # one by one: rows may be left out between them
+            check.add([row.columns], first_row=row.index + 1)
         check.finish()
-        return max(len(ids) for first in parts for ids in self.token_ids(rows[first : first + ROWS_AT_ONCE]))
+        self.longest = max(len(ids) for first in parts for ids in self.token_ids(rows[first : first + ROWS_AT_ONCE]))
+
+    def check_context(self, context: int | None, *, max_completion_length: int) -> None:
+        """Raises UsageError where the policy, as its own teacher, would read more than its `context` in tokens; None is
+        unknown."""
+        needed = self.longest + max_completion_length
+        if self.of_itself and context is not None and needed > context:
+            raise UsageError(
+                f"{self._named} makes a prompt of {self.longest} tokens (dataset {self._dataset}), with a completion "
+                f"{needed}, and the model's context ends at {context}",
+                hint="shorten what the teacher reads, leave out the longest rows, or lower "
+                "rollout.max_completion_length",
+            )
 
     def token_ids(self, rows: Sequence[PromptRow]) -> list[list[int]]:
         """Token ids of the prompts of rows that follow each other, ready to be continued by the assistant. Raises
@@ -68,13 +86,27 @@ class TeacherPrompts:
         return self._renderer.token_ids(prompts, tools, dataset=shown, first_row=rows[0].index + 1)
 
     def _prompt(self, row: PromptRow) -> Prompt:
-        given = self._template.filled(row.columns) if self._template else row.columns[self._column or ""]
-        given = messages_of_text(given) or given
+        if self._template is not None:
+            given: Any = self._filled(self._template, row)
+        else:
+            given = row.columns[self._column or ""]
+            given = messages_of_text(given) or given
         if isinstance(given, list) and given:
             return [read_message(message, self._where(row)) for message in given]
-        if not isinstance(given, str) or not given:
-            raise UsageError(f"{self._where(row)} is neither text nor a list of messages")
+        if not isinstance(given, str):
+            raise UsageError(
+                f"{self._where(row)} is neither text nor a list of messages, but {str(given)[:80]}",
+                hint="prompt_template writes anything as text: {column}",
+            )
+        if not given.strip():
+            raise UsageError(f"{self._where(row)} is empty", hint="fill it in or leave the row out")
         return given if isinstance(row.prompt, str) else _with_last_message(row.prompt, given)
+
+    def _filled(self, template: Template, row: PromptRow) -> str:
+        try:
+            return template.filled(row.columns)
+        except ValueError as error:
+            raise UsageError(f"{self._where(row)}: {error}") from error
 
     def _where(self, row: PromptRow) -> str:
         return f"dataset {self._dataset}, row {row.index + 1}: {self._named}"

@@ -116,17 +116,22 @@ def join_sequence_group(size: int, *, timeout_s: float) -> SequenceGroup | None:
 
     Raises UsageError when the ranks do not make whole groups.
     """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    check_groups(size, world_size)
     if size == 1:
         return None
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    groups = [range(first, first + size) for first in range(0, world_size, size)]
+    own, _ = dist.new_subgroups_by_enumeration([list(group) for group in groups], timeout=timedelta(seconds=timeout_s))
+    return SequenceGroup(own, size, rank % size)
+
+
+def check_groups(size: int, world_size: int) -> None:
+    """Raise UsageError when the ranks do not make whole groups of `size`."""
     if world_size % size:
         raise UsageError(
             f"deepspeed.sequence_parallel_size is {size}, and {world_size} ranks do not make whole groups of {size}",
             hint="choose a divisor of the number of ranks, or start more of them (deepspeed.nproc_per_node)",
         )
-    groups = [range(first, first + size) for first in range(0, world_size, size)]
-    own, _ = dist.new_subgroups_by_enumeration([list(group) for group in groups], timeout=timedelta(seconds=timeout_s))
-    return SequenceGroup(own, size, rank % size)
 
 
 def in_exchange(attention: Attention) -> Attention:
@@ -153,6 +158,8 @@ def in_exchange(attention: Attention) -> Attention:
         query, key, value = (group.to_heads(tensor, layout.num_tokens) for tensor in (query, key, value))
         if (sinks := others.get("s_aux")) is not None:
             others["s_aux"] = sinks.chunk(group.size)[group.rank]
+        # transformers' flash attention takes these, of this rank's tokens, for the ends of packed sequences.
+        others.pop("position_ids", None)
         if (rows := layout.equal_rows) is not None:
             query, key, value = (tensor[0].unflatten(1, rows).transpose(0, 1) for tensor in (query, key, value))
         found, _ = attention(module, query, key, value, attention_mask, shared_prefixes=layout, **others)

@@ -52,7 +52,7 @@ from .one_reduction import OneReduction
 from .optimizers import make_optimizer, set_learning_rate
 from .policy import Policy
 from .prefix_sharing import prefix_sharing_for
-from .random_state import seed_everything
+from .random_state import seed_anew, seed_everything
 from .reference import MovingReference
 from .saved_state import SavedState, num_bytes_of
 from .schedule import learning_rates
@@ -150,6 +150,8 @@ class TrainingEngine:
             state_bytes=optimizer.state_bytes,
             beat=lambda: self.beat(),
         )
+        if group is not None:  # each token has a dropout of its own: the ranks of a group draw apart from here on
+            seed_anew(seed, updates_done=0, rank=group.rank)
         self.updates_done = 0
         self._entropy_coefficient = EntropyCoefficient(algorithm)
         self.skipped = SkippedUpdates(

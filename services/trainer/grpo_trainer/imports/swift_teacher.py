@@ -12,6 +12,9 @@ def set_swift_teacher(options: Options, run: RunFile) -> str | None:
     url, coef = options.text("teacher_model_server"), options.number("teacher_kl_coef")
     model = options.text("teacher_model") if url is None else None
     form = _form(options)
+    if form != "reweight" and (asked := options.text("advantage_reweight")) is not None:
+        why = "with rlsd_lambda 0 it is plain GRPO" if asked == "rlsd" else "there is no such reweighting"
+        run.differs.append(f"{options.shown('advantage_reweight')}: {why}")
     if url is None and model is None and form is None:
         if coef is not None:
             run.not_needed.append(
@@ -41,7 +44,7 @@ def set_swift_teacher(options: Options, run: RunFile) -> str | None:
 
 def _form(options: Options) -> str | None:
     """What else than a sum theirs makes of a teacher; None for the sum."""
-    if options.text("advantage_reweight") == "rlsd":
+    if options.text("advantage_reweight") == "rlsd" and options.number("rlsd_lambda") != 0.0:
         return "reweight"
     return "gate" if (options.number("sdar_loss_coef") or 0.0) > 0.0 else None
 

@@ -29,16 +29,19 @@ REQUEST_SEQUENCES = 1024
 
 @dataclass(frozen=True)
 class Policy:
-    """What a teacher has to fit: the fingerprints of the policy's tokenizer, and the tokens of the longest sequence."""
+    """What a teacher has to fit: the fingerprints of the policy's tokenizer, and the tokens of the longest sequence and
+    of its completion."""
 
     vocabulary: str
     tokenizer: str
     max_tokens: int
+    max_completion_length: int = 0
 
     @classmethod
-    def of(cls, tokenizer: Any, *, max_tokens: int) -> Self:
+    def of(cls, tokenizer: Any, *, max_tokens: int, max_completion_length: int = 0) -> Self:
         vocabulary, end = tokenizer.get_vocab(), tokenizer.eos_token_id
-        return cls(vocabulary_fingerprint(vocabulary), tokenizer_fingerprint(vocabulary, eos_token_id=end), max_tokens)
+        fingerprints = vocabulary_fingerprint(vocabulary), tokenizer_fingerprint(vocabulary, eos_token_id=end)
+        return cls(*fingerprints, max_tokens, max_completion_length)
 
 
 class TeacherStage:
@@ -54,7 +57,7 @@ class TeacherStage:
         setting: str = "teacher.url",
         prompts: Mapping[str, TeacherPrompts] = MappingProxyType({}),
     ):
-        """`prompts`: those of each dataset for which it does not read the policy's."""
+        """`prompts`: those of each of its datasets, if it does not read the policy's."""
         self.client, self.config, self.name, self.setting = client, config, name, setting
         self._prompts = prompts
         self.health: Health | None = None
@@ -89,11 +92,12 @@ class TeacherStage:
                 f"({policy.vocabulary}): its token ids mean other texts",
                 hint=f"it serves {info.model}; take a teacher with the policy's tokenizer, one of the same family",
             )
-        if info.max_model_len <= policy.max_tokens:
+        max_tokens, shorter = self._needed(policy)
+        if info.max_model_len <= max_tokens:
             raise UnavailableError(
-                f"{where} has a context of {info.max_model_len} tokens; prompt and completion need "
-                f"{policy.max_tokens}, and scoring one more",
-                hint="raise its --max-model-len, or lower data.max_prompt_length or rollout.max_completion_length",
+                f"{where} has a context of {info.max_model_len} tokens; prompt and completion need {max_tokens}, and "
+                "scoring one more",
+                hint=f"raise its --max-model-len, or {shorter}, or lower rollout.max_completion_length",
             )
         if info.tokenizer_fingerprint != policy.tokenizer:
             log.warning(
@@ -102,6 +106,14 @@ class TeacherStage:
             )
         self._fits = policy, info
         return info
+
+    def _needed(self, policy: Policy) -> tuple[int, str]:
+        """Tokens of the longest sequence that this teacher scores, and how its prompts get shorter."""
+        if not self._prompts:
+            return policy.max_tokens, "lower data.max_prompt_length"
+        longest = max(one.longest for one in self._prompts.values())
+        named = " and ".join(dict.fromkeys(one.named for one in self._prompts.values()))
+        return longest + policy.max_completion_length, f"shorten what {named} makes"
 
     async def score(self, groups: Sequence[Group]) -> None:
         """Score every sampled token. Raises RunError when the teacher does not answer within `retry_for_s`."""

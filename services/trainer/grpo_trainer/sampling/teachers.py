@@ -28,7 +28,8 @@ class Teachers:
             setting = teacher_setting(datasets[0], config)
             name = "the teacher" if setting == "teacher" else f"the teacher of {' and '.join(datasets)}"
             client = RolloutClient(teacher.url or "")
-            stage = TeacherStage(client, teacher, name=name, setting=f"{setting}.url", prompts=prompts)
+            own = {dataset: prompts[dataset] for dataset in datasets if dataset in prompts}
+            stage = TeacherStage(client, teacher, name=name, setting=f"{setting}.url", prompts=own)
             self.stages.append(stage)
             self._stage_of |= dict.fromkeys(datasets, stage)
 
