@@ -145,11 +145,15 @@ def test_groups_that_do_not_fit_one_process_ask_for_the_number_of_processes(caps
 def test_ranks_that_share_a_sequence_share_what_theirs_keep_of_it(capsys: pytest.CaptureFixture[str]):
     """The generation batch stays as it is: ms-swift accumulates as many times more."""
     lengths = ["--max_length", 1000, "--max_completion_length", 3000, "--model", "m"]
-    run, _ = imported(capsys, *SWIFT, *lengths, "--sequence_parallel_size", 4)
+    command = ("swift", "rlhf", *SWIFT, *lengths, "--sequence_parallel_size")
+    run, _ = imported(capsys, "NPROC_PER_NODE=8", *command, 4)
     written = yaml.safe_load(run)
     assert written["deepspeed"]["sequence_parallel_size"] == 4
     assert written["deepspeed"]["tokens_per_micro_batch"] == 8 * 4000 // 4
-    assert written["rollout"]["generation_batch_size"] == 8
+    assert written["rollout"]["generation_batch_size"] == 8 * 8
+    run, said = imported(capsys, "NPROC_PER_NODE=2", *command, 4)
+    assert yaml.safe_load(run)["deepspeed"]["sequence_parallel_size"] == 1
+    assert "2 processes do not make whole groups of 4" in said
 
 
 def test_a_script_like_open_r1s_takes_model_prompt_and_held_out_rows_from_its_options(

@@ -81,6 +81,7 @@ def import_swift(command: Command, server: Command | None, expanded: set[str]) -
     fsdp = options.shown("fsdp") if options.has("fsdp") else None
     training.set_deepspeed(run, deepspeed, options.shown("deepspeed") if deepspeed else "", sharded=fsdp)
     training.set_option(options, run, "ddp_timeout", "deepspeed.timeout_s", options.peer.default("ddp_timeout"))
+    training.settle_groups(run, launch.processes * launch.machines)
     batch = training.set_batch(options, run, launch.processes * launch.machines)
     beside = Options(MS_SWIFT)
     if server is not None:

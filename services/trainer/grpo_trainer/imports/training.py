@@ -296,6 +296,14 @@ def settle(run: RunFile) -> None:
         _change(run, "deepspeed.zero_stage", 2, "weights in four bits are whole on every rank")
 
 
+def settle_groups(run: RunFile, ranks: int) -> None:
+    """Have each rank compute by itself where the command's `ranks` do not make whole groups."""
+    size = run.value("deepspeed.sequence_parallel_size")
+    if ranks % size:
+        said = "1 process does" if ranks == 1 else f"{ranks} processes do"
+        _change(run, "deepspeed.sequence_parallel_size", 1, f"{said} not make whole groups of {size}")
+
+
 def _change(run: RunFile, setting: str, value: Any, why: str) -> None:
     before = run.value(setting)
     origin = run.entries[setting].comment if setting in run.entries else "the default"
