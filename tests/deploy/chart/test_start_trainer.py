@@ -37,7 +37,7 @@ if how != "wait":
     sys.exit(int(how))
 time.sleep(60)
 """
-# The script looks again after whole seconds: tenths of seconds here. What a test has it wait for has a decimal point.
+# The script looks again after whole seconds: tenths of seconds with this. What a test waits for has a decimal point.
 QUICK_SLEEP = f"""\
 #!/bin/sh
 case "$1" in [1-9]) exec {shutil.which("sleep")} "0.$1";; *) exec {shutil.which("sleep")} "$1";; esac
@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def _folder(path: Path) -> Path:
-    """bin/grpo-train, the package grpo_trainer, python3 and sleep are the stand-ins."""
+    """bin/grpo-train, the package grpo_trainer and python3 are the stand-ins."""
     (path / "bin").mkdir(parents=True)
     program = path / "bin" / "grpo-train"
     program.write_text(f"#!{sys.executable}\n{STAND_IN}")
@@ -60,16 +60,21 @@ def _folder(path: Path) -> Path:
     python = path / "bin" / "python3"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    sleep = path / "bin" / "sleep"
+    return path
+
+
+def _look_quickly(folder: Path) -> None:
+    """Only where nobody waits long: each look is a process or two."""
+    sleep = folder / "bin" / "sleep"
     sleep.write_text(QUICK_SLEEP)
     sleep.chmod(0o755)
-    return path
 
 
 def _launch_by(folder: Path, script: str, *cases: str) -> None:
     """The script in place of torchrun, and of the seconds in which it imports torch. `cases`: of python3's words."""
     (folder / "launched.sh").write_text(script)
-    launched = " ".join((f"*grpo_trainer.launch*) exec sh {folder}/launched.sh;;", *cases))
+    lookup = "*getaddrinfo*) echo 127.0.0.1; exit;;"
+    launched = " ".join((f"*grpo_trainer.launch*) exec sh {folder}/launched.sh;;", *cases, lookup))
     (folder / "bin" / "python3").write_text(f'#!/bin/sh\ncase "$*" in {launched} esac\nexec {sys.executable} "$@"\n')
 
 
@@ -82,7 +87,7 @@ def _start(folder: Path, script: Path | str = SCRIPT, **variables: str) -> Pod:
         "LOCK_TIMEOUT_S": "5",
         "START_TIMEOUT_S": "30",
         "JOB_UID": "4ae5-09",
-        "GRACE_S": "600",
+        "GRACE_S": "60",
         "NODES": "1",
         "NODE_RANK": "0",
         "RANKS_PER_NODE": "1",
@@ -181,7 +186,6 @@ def test_two_pods_are_one_training(folder: Path, started: Pods) -> None:
 
 
 def test_the_first_pod_has_time_to_get_its_gpus(folder: Path) -> None:
-    (folder / "bin" / "sleep").unlink()
     began_s = time.monotonic()
     pod = _start(folder, NODES="2", NODE_RANK="1", MASTER_ADDR="nowhere.invalid", START_TIMEOUT_S="2")
     _, error = pod.communicate(timeout=60)
@@ -230,11 +234,16 @@ until [ -e "$ENDED" ]; do sleep 0.1; done
 def pair(started: Pods) -> Callable[..., Pods]:
     """Two pods of one training, which have both started."""
 
-    def start(folder: Path, how: str, ended: str = "ended", *, torchrun: bool = False, **variables: str) -> Pods:
+    def start(
+        folder: Path, how: str, ended: str = "ended", *, torchrun: bool = False, quick: bool = True, **variables: str
+    ) -> Pods:
         if torchrun:
             (folder / "packages" / "grpo_trainer" / "__main__.py").write_text(TOGETHER)
         else:
             _launch_by(folder, LAUNCHED)
+        if quick:
+            _look_quickly(folder)
+            variables["GRACE_S"] = "600"  # counted in seconds that are tenths
         own = {"MASTER_PORT": str(free_port()), "HOW": how, "ENDED": str(folder / ended), "SAVE_S": "0", **variables}
         pods = [_start(folder, NODES="2", NODE_RANK=str(rank), **own) for rank in (0, 1)]
         started.extend(pods)
@@ -251,7 +260,7 @@ def test_when_one_pod_is_stopped_all_are(tmp_path: Path, pair: Callable[..., Pod
     torchrun ends otherwise than its ranks, so it is the real one where a pod learns of the stop from another.
     """
     cases = {
-        told: pair(_folder(tmp_path / f"told-{told[-1]}-of-{len(told)}"), "wait", torchrun=told == (1,))
+        told: pair(_folder(tmp_path / f"told-{told[-1]}-of-{len(told)}"), "wait", torchrun=told == (1,), quick=False)
         for told in ((0,), (1,), (0, 1))
     }
     for told, pods in cases.items():
@@ -312,6 +321,7 @@ def alone(started: Pods) -> Callable[..., Pod]:
 
     def start(folder: Path, *cases: str, **variables: str) -> Pod:
         _launch_by(folder, ALONE, *cases)
+        _look_quickly(folder)
         pod = _start(folder, NODES="2", **variables)
         started.append(pod)
         assert _line(pod) == "started"
@@ -372,6 +382,7 @@ def _told_to_stop(
         folder = _folder(tmp_path / str(number))
         script = shutil.copy(SCRIPT, folder)
         (folder / "trainer_probe.py").write_text(probe)
+        _look_quickly(folder)
         ends = "" if number in killed else "sleep 4.0; exit 0"
         trainer = f"#!/bin/sh\ntrap '{ends}' TERM\necho started\nwhile :; do sleep 0.1; done\n"
         (folder / "bin" / "grpo-train").write_text(trainer)
