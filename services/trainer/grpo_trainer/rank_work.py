@@ -148,6 +148,8 @@ class RankWork:
         padded = compute(sequences)
         try:
             shared = compute(sequences, prefixes=self.engine.prefixes)
+            # A sequence by itself shares nothing, and has another path through attention.
+            padded, shared = padded + padded[:1], shared + compute(sequences[:1], prefixes=self.engine.prefixes)
         except RunError as error:
             return error.message
         differences = [abs(a - b) for a, b in zip(chain(*padded), chain(*shared), strict=True)]
