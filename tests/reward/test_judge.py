@@ -177,9 +177,15 @@ def test_what_may_pass_is_tried_again(server, trouble):
     assert len(server.requests) == 3
 
 
-def test_trying_again_ends(server):
-    server.answer = lambda request: Reply(b"overloaded", status=503)
-    (score,) = grade(server, "4", request_timeout_s=0.6)
+@pytest.mark.parametrize("last_hangs", [False, True])
+def test_trying_again_ends(server, last_hangs: bool):
+    def answer(request: object) -> Reply:
+        if last_hangs and len(server.requests) > 1:
+            server.ending.wait(PATIENCE_S)
+        return Reply(b"overloaded", status=503)
+
+    server.answer = answer
+    (score,) = grade(server, "4", request_timeout_s=1.5)
     assert (score.score, score.status) == (None, "error")
     assert "503: overloaded" in score.detail
 

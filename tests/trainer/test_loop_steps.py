@@ -16,6 +16,9 @@ from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.errors import RunError, ServersError
 
+PARTS = SimpleNamespace(hand_out=lambda *_, **__: ([], [0]), prefixes=None)
+"""In place of the ranks' parts of a batch, which is empty here."""
+
 
 @pytest.mark.parametrize(
     ("num_truncated", "num_failed", "goes_on"), [(16, 0, True), (9, 7, True), (1, 15, False), (0, 16, False)]
@@ -39,14 +42,12 @@ def test_a_policy_changes_by_an_update_with_a_rate_and_a_finite_gradient(monkeyp
         """The engine leaves out what is not finite."""
         result = {"learning_rate": rate, "update_skipped": float(grad_norm is None)}
         result |= {} if grad_norm is None else {"grad_norm": grad_norm}
-        crew = SimpleNamespace(
-            ranks=SimpleNamespace(world_size=1), do=lambda *_, **__: result, gather=lambda *_, **__: [0]
-        )
-        config = SimpleNamespace(deepspeed=SimpleNamespace(tokens_per_micro_batch=8), algorithm=AlgorithmConfig())
+        crew = SimpleNamespace(do=lambda *_, **__: result)
+        config = SimpleNamespace(algorithm=AlgorithmConfig())
         orchestrator = SimpleNamespace(batch_used=lambda: None)
         journal = SimpleNamespace(stage=lambda _: nullcontext(), add=lambda _: None, updated=lambda _: None)
         run: Any = SimpleNamespace(
-            config=config, crew=crew, orchestrator=orchestrator, journal=journal, prefixes=None, demonstrations=None
+            config=config, crew=crew, orchestrator=orchestrator, journal=journal, parts=PARTS, demonstrations=None
         )
         return loop.optimize(run, [], version=1)
 
@@ -58,13 +59,13 @@ def test_a_policy_changes_by_an_update_with_a_rate_and_a_finite_gradient(monkeyp
 
 def test_the_reference_moves_after_the_updates_of_every_so_many_steps(monkeypatch: pytest.MonkeyPatch):
     did: list[tuple[int, str]] = []
-    crew = SimpleNamespace(ranks=SimpleNamespace(world_size=1), gather=lambda *_, **__: [0])
+    crew = SimpleNamespace()
     algorithm = AlgorithmConfig(beta=0.1, sync_ref_model=True, ref_model_sync_steps=2)
-    config = SimpleNamespace(deepspeed=SimpleNamespace(tokens_per_micro_batch=8), algorithm=algorithm)
+    config = SimpleNamespace(algorithm=algorithm)
     journal = SimpleNamespace(stage=lambda _: nullcontext(), add=lambda _: None, updated=lambda _: None)
     orchestrator = SimpleNamespace(batch_used=lambda: None)
     run: Any = SimpleNamespace(
-        config=config, crew=crew, orchestrator=orchestrator, journal=journal, prefixes=None, demonstrations=None
+        config=config, crew=crew, orchestrator=orchestrator, journal=journal, parts=PARTS, demonstrations=None
     )
     monkeypatch.setattr(loop, "count_updates", lambda _: 1)
     for step in range(1, 6):

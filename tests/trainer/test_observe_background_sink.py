@@ -22,6 +22,8 @@ from grpo_trainer.ranks.stop_signal import STOP_SIGNALS, StopSignal
 
 pytestmark = pytest.mark.processes
 
+PATIENCE_S = 60.0
+
 
 class TrackingServer(ThreadingHTTPServer):
     """As much of MLflow's server as a run speaks to. It can be told to answer nothing, or to refuse steps."""
@@ -88,6 +90,11 @@ class TestWhileTheServerOfATracker:
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         yield server
         server.answers.set()
+        # Waits here: later it would be as patient as MLflow is by itself, and its warnings would reach other tests.
+        for thread in threading.enumerate():
+            if thread.name == "sink-mlflow":
+                thread.join(PATIENCE_S)
+                assert not thread.is_alive(), "a tracker's thread outlives its test"
         server.die()
 
     def sinks(self, run_dir: Path, *others: str) -> MetricSinks:

@@ -50,6 +50,8 @@ def counting(folder):
     return verify(folder)
 
 class Orchestrator:
+    teaches_itself = False
+
     def __init__(self, *_, **__):
         self.loop = SimpleNamespace(is_alive=lambda: True)
         said["limit"] = None

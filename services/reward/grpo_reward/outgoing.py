@@ -139,7 +139,7 @@ class Outgoing:
     async def post(self, body: dict[str, Any]) -> bytes:
         """The answer to `body`. Repeats after 429, 5xx and broken connections. Raises NoAnswerError."""
         content = json.dumps(body).encode()
-        last = ""
+        last: NoAnswerError | None = None
         async with self._slots:
             try:
                 async with asyncio.timeout(self._timeout_s):
@@ -153,10 +153,14 @@ class Outgoing:
                             try:
                                 return await self._once(content)
                             except NoAnswerError as error:
-                                last = f"; before that {error}"
+                                last = error
                                 raise
             except TimeoutError:
-                raise _LateError(f"no answer within {self._timeout_s:g} s{last}") from None
+                late = f"no answer within {self._timeout_s:g} s"
+                if last is None:
+                    raise _LateError(late) from None
+                # An error, as where the time ends between two attempts: it is the failures that took it.
+                raise NoAnswerError(f"{late}; before that {last}") from None
         raise AssertionError("unreachable: the last attempt re-raises")
 
     async def _once(self, content: bytes) -> bytes:
