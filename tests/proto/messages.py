@@ -131,7 +131,11 @@ _recorded_segment = RecordedSegment(
     parent=0,
     fork_at=2,
     fork_reason="branch",
-    messages=[{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}],
+    images=["d1"],
+    messages=[
+        {"role": "user", "content": [{"type": "text", "text": "2 + 2?"}, {"type": "image", "image": "d1"}]},
+        {"role": "assistant", "content": "4"},
+    ],
 )
 _session_stats = SessionStats(
     turns=1, forks=1, fork_reasons={"branch": 1}, sampled=2, masked={"undelivered": 2}, overruled=1, control_tokens=0
@@ -276,9 +280,10 @@ EXAMPLES: dict[str, BaseModel] = {
             metrics={"moves": 3.0},
             stats=_session_stats,
             segments=[_recorded_segment],
+            images={"d1": "iVBORw0KGgo="},
         ),
         _findings,
-        SessionsInfo(open=3, tool_parser="hermes", reasoning_parser="qwen3", template=_findings),
+        SessionsInfo(open=3, tool_parser="hermes", reasoning_parser="qwen3", images=True, template=_findings),
     )
 }
 

@@ -157,6 +157,8 @@ class RecordedTurn(Response):
 class RecordedSegment(Response):
     """A sequence from position 0. `logprobs`: one for each token of its turns, in order.
 
+    `images`: the names in `Trajectory.images` of those that its context shows, in order; `token_ids` hold the model's
+    image token at each place of each.
     `parent`, `fork_at`, `fork_reason`: where it branched off, information only.
     """
 
@@ -166,7 +168,8 @@ class RecordedSegment(Response):
     parent: int | None = None
     fork_at: int | None = None
     fork_reason: str | None = None
-    messages: list[dict[str, Any]]
+    images: list[str] = Field(default_factory=list)
+    messages: list[dict[str, Any]] = Field(description="A part of an image has its name: {type: image, image: name}.")
 
 
 class SessionStats(Response):
@@ -194,3 +197,6 @@ class Trajectory(Response):
     metrics: dict[str, float] = Field(default_factory=dict)
     stats: SessionStats
     segments: list[RecordedSegment]
+    images: dict[str, str] = Field(
+        default_factory=dict, description="Name → the base64 of the encoded file, for each image of the segments."
+    )

@@ -25,4 +25,5 @@ class SessionsInfo(Response):
     open: int
     tool_parser: str | None = None
     reasoning_parser: str | None = None
+    images: bool = Field(default=False, description="Whether messages may show images.")
     template: TemplateFindings
