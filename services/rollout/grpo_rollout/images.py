@@ -1,4 +1,4 @@
-"""Prompts with images: base64 → pixels → what vLLM's processor of the model makes of them, ready for the engine.
+"""Prompts that show images: base64 → pixels → what vLLM's processor of the model makes of them, ready for the engine.
 
 Two threads decode, and vLLM's own thread processes: the event loop stays free. A prompt is prepared when there is room:
 pictures take a hundred times the memory of their files, and a request may hold thousands.
@@ -8,9 +8,9 @@ Waits for: those threads, and while the engine holds `MAX_BYTES_IN_ENGINE` for t
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 from vllm.inputs import MultiModalInput, TokensPrompt
@@ -40,7 +40,9 @@ class Images:
         self.engine = engine
         processor = engine.client.renderer.mm_processor
         limits = processor.info.allowed_mm_limits if processor is not None else {}
-        self.max_images = min(MAX_IMAGES, limits.get("image", 0))
+        self.most_in_context: int = limits.get("image", 0)
+        """Of a session: `--limit-mm-per-prompt` alone bounds what its messages show."""
+        self.max_images = min(MAX_IMAGES, self.most_in_context)
         self._placeholder = getattr(engine.client.model_config.hf_config, "image_token_id", None)
         self._threads = ThreadPoolExecutor(PREPARED_AT_ONCE, thread_name_prefix="grpo-images")
         self._preparing = asyncio.Semaphore(PREPARED_AT_ONCE)
@@ -74,37 +76,56 @@ class Images:
 
         Raises Refusal (422) for images that cannot be used and for placeholders that differ from them in number.
         """
-        async with self._preparing:
-            pictures = await self._decoded(position, prompt.images)
-            while self._bytes_in_engine >= MAX_BYTES_IN_ENGINE:
-                self._freed.clear()
-                await self._freed.wait()
-            ready = await self._processed(position, prompt.token_ids or [], pictures)
-            num_bytes = num_sequences * sum(map(MultiModalCache.get_item_size, ready["mm_kwargs"]["image"]))
-            self._bytes_in_engine += num_bytes
-        try:
+        async with AsyncExitStack() as held:
+            async with self._preparing:
+                pictures = await self._decoded(f"prompt {position}", prompt.images)
+                await self._room()
+                ready = await self._processed(f"prompt {position}", prompt.token_ids or [], pictures)
+                held.enter_context(self._counted(num_sequences * size_of(ready)))
             yield ready
+
+    async def processed(self, named: str, token_ids: list[int], images: Sequence[str]) -> MultiModalInput:
+        """Return what vLLM's processor makes of ids and images. Raises Refusal (422) as `prepared` does."""
+        async with self._preparing:
+            return await self._processed(named, token_ids, await self._decoded(named, images))
+
+    @asynccontextmanager
+    async def in_engine(self, ready: MultiModalInput) -> AsyncIterator[None]:
+        """Count the memory of a prompt while the engine has it, once there is room."""
+        await self._room()
+        with self._counted(size_of(ready)):
+            yield
+
+    async def _room(self) -> None:
+        while self._bytes_in_engine >= MAX_BYTES_IN_ENGINE:
+            self._freed.clear()
+            await self._freed.wait()
+
+    @contextmanager
+    def _counted(self, num_bytes: int) -> Iterator[None]:
+        self._bytes_in_engine += num_bytes
+        try:
+            yield
         finally:
             self._bytes_in_engine -= num_bytes
             self._freed.set()
 
-    async def _decoded(self, position: int, images: list[str]) -> list[Any]:
-        pictures = []
+    async def _decoded(self, named: str, images: Sequence[str]) -> list[Any]:
+        pictures: list[Any] = []
         for number, image in enumerate(images):
             try:
                 pictures.append(await asyncio.get_running_loop().run_in_executor(self._threads, decode_image, image))
             except ImageError as error:
-                raise Refusal.invalid("unusable_image", f"image {number} of prompt {position}: {error}") from error
+                raise Refusal.invalid("unusable_image", f"image {number} of {named}: {error}") from error
             if (num_pixels := sum(picture.width * picture.height for picture in pictures)) > MAX_PIXELS:
                 raise Refusal.invalid(
                     "images_too_large",
-                    f"images 0 to {number} of prompt {position} have {num_pixels} pixels; those of a prompt may have "
-                    f"{MAX_PIXELS} together",
+                    f"images 0 to {number} of {named} have {num_pixels} pixels; they may have {MAX_PIXELS} together",
                     "send smaller ones",
                 )
         return pictures
 
-    async def _processed(self, position: int, token_ids: list[int], pictures: list[Any]) -> MultiModalInput:
+    async def _processed(self, named: str, token_ids: list[int], pictures: list[Any]) -> MultiModalInput:
         prompt = TokensPrompt(prompt_token_ids=token_ids, multi_modal_data={"image": pictures})
         try:
             ready: MultiModalInput = await self.engine.client.renderer.process_for_engine_async(prompt, time.time())
@@ -114,15 +135,20 @@ class Images:
             sizes = ", ".join(f"{picture.width} × {picture.height}" for picture in pictures)
             raise Refusal.invalid(
                 "images_refused",
-                f"the model's processor refused the images of prompt {position} ({sizes} pixels): "
+                f"the model's processor refused the images of {named} ({sizes} pixels): "
                 f"{str(error.__cause__ or error)[:SHOWN_CHARS]}",
                 "token_ids hold the model's image placeholder once for each image, not expanded; if so, send images of "
                 "another size",
             ) from error
         num_placeholders = count_placeholders(token_ids, ready)
         if num_placeholders > len(pictures):
-            raise _unfilled(f"prompt {position}", num_placeholders, len(pictures))
+            raise _unfilled(named, num_placeholders, len(pictures))
         return ready
+
+
+def size_of(ready: MultiModalInput) -> int:
+    """Return the bytes of a prompt's processed pictures."""
+    return sum(map(MultiModalCache.get_item_size, ready["mm_kwargs"]["image"]))
 
 
 def count_placeholders(token_ids: list[int], ready: MultiModalInput) -> int:
@@ -151,5 +177,5 @@ def _unfilled(named: str, num_placeholders: int, num_images: int) -> Refusal:
         f"token_ids of {named} hold {num_placeholders} image placeholders and there are {num_images} images",
         "send the placeholder once for each image, as the chat template writes it; the server expands it"
         if num_images
-        else "send the images with POST /v1/rollouts, the one route that takes any, or text without placeholders",
+        else "send images with POST /v1/rollouts, or as parts of a session's messages, and text without placeholders",
     )

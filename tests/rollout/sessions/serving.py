@@ -128,6 +128,7 @@ def serve(name: str, folder: Path) -> Served:
 
     from grpo_rollout.completion_text import CompletionText
     from grpo_rollout.engine import Engine
+    from grpo_rollout.images import Images
     from grpo_rollout.sessions.build import VllmServing, build_sessions
     from grpo_rollout.weight_state import Weights
 
@@ -153,8 +154,9 @@ def serve(name: str, folder: Path) -> Served:
 
     async def take_any(sampling: Sampling) -> None: ...
 
+    engine = Engine(script)  # type: ignore[arg-type]
     rollouts = SimpleNamespace(
-        tokenizer=served, chat_template=None, text=CompletionText(served), text_thread=None,
+        images=Images(engine), tokenizer=served, chat_template=None, text=CompletionText(served), text_thread=None,
         max_model_len=MAX_MODEL_LEN, vocab_size=len(tokenizer), check_sampling=take_any,
     )  # fmt: skip
     args = Namespace(
@@ -165,5 +167,5 @@ def serve(name: str, folder: Path) -> Served:
     messages = AnthropicServingMessages(script, models, "assistant", online_renderer=renderer, **options)  # type: ignore[arg-type]
     responses = OpenAIServingResponses(script, models, renderer, **options)  # type: ignore[arg-type]
     serving = VllmServing(chat=chat, messages=messages, responses=responses)
-    parts = build_sessions(Engine(script), pushes, rollouts, serving, args)  # type: ignore[arg-type]
+    parts = build_sessions(engine, pushes, rollouts, serving, args)  # type: ignore[arg-type]
     return Served(script, parts, renderer, tokenizer)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from grpo_rollout.sessions.chat_form import BadMessagesError, chat_message, check_new
-from grpo_rollout.sessions.forest import Forest, Turn
+from grpo_rollout.sessions.forest import Forest, Shown, Turn
 
 TOOLS, OTHER_TOOLS = b"tools", b"other tools"
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"b": 2, "a": 1}'}}
@@ -215,3 +215,23 @@ def test_messages_that_would_lose_something_are_refused_by_name(messages: list[A
 def test_results_may_follow_what_is_recorded():
     before = formed([says("", tool_calls=[CALL])])
     check_new(formed([{"role": "tool", "tool_call_id": "c1", "content": "r"}]), before=before)
+
+
+def test_a_fork_shows_the_images_before_it():
+    recorded = Recorded()
+    question, images = {"role": "user", "content": [{"type": "image", "image": "data:image/png;base64,aa=="}]}, {}
+    first = chat_message(question, 0, images)
+    [name] = images
+    attachment = recorded.forest.find(TOOLS, [first])
+    turn = recorded.forest.begin(TOOLS, attachment, [1, 2, 2, 3], shown=[Shown(name, 1, None, 0)])
+    recorded.finish(turn, says("b"))
+    messages = [first, *formed([says("b"), user("c")])]
+    attachment = recorded.forest.find(TOOLS, messages)
+    later = recorded.forest.begin(TOOLS, attachment, [7, 2, 2], shown=[Shown("other", 1, None, 0)])
+    assert [(image.name, image.start) for image in later.segment.shown] == [(name, 1), ("other", 6)]
+    recorded.finish(later, says("d"))
+    fork = recorded.forest.begin(TOOLS, recorded.forest.find(TOOLS, [first, *formed([says("b"), user("e")])]), [8])
+    assert fork.segment is not later.segment
+    assert [(image.name, image.start) for image in fork.segment.shown] == [(name, 1)]
+    other = [chat_message({**question, "content": [*question["content"], {"type": "text", "text": "x"}]}, 0, images)]
+    assert recorded.forest.find(TOOLS, other).turn is None

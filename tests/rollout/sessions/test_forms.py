@@ -39,7 +39,7 @@ def test_items_of_responses():
         items = rng.choices(ITEMS, k=rng.randint(1, 8))
         request = ResponsesRequest(model="m", input=items)
         theirs = construct_input_messages(request_input=request.input)
-        assert formed(chat_messages(items)) == formed(theirs), items
+        assert formed(chat_messages(items), {}) == formed(theirs, {}), items
     # An answer without a text, which vLLM would not read at all.
     silent = [ITEMS[5], {"type": "message", "role": "assistant", "content": []}]
     assert chat_messages(silent) == [{"role": "assistant", "reasoning": "hm", "content": ""}]
@@ -65,11 +65,15 @@ def test_an_item_that_cannot_be_read_is_named(item: dict[str, Any], says: str):
     assert refused.value.status == 400
 
 
+DATA = "iVBORw0KGgo="
+URL = f"data:image/png;base64,{DATA}"
+IMAGE_BLOCK = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": DATA}}
 CALL = {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}}
 SAID: list[dict[str, Any]] = [
     {"role": "user", "content": "what"},
     {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
     {"role": "user", "content": []},
+    {"role": "user", "content": [{"type": "text", "text": "this"}, IMAGE_BLOCK, {"type": "text", "text": "that"}]},
     {"role": "assistant", "content": "so"},
     {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "so"}, CALL]},
     {"role": "assistant", "content": [CALL, {**CALL, "id": "c2", "input": {}}]},
@@ -105,7 +109,8 @@ def test_messages_of_anthropic():
         body = {"system": rng.choice(SYSTEMS), "messages": rng.choices(SAID, k=rng.randint(1, 8))}
         request, merges = AnthropicMessagesRequest(model="m", max_tokens=5, **body), rng.random() < 0.5
         theirs = AnthropicServingMessages.to_chat_completion_request(request, merge_inline_system=merges).messages
-        assert formed(chat_messages(body, merge_system=merges)) == formed([dict(one) for one in theirs]), body
+        ours = chat_messages(body, merge_system=merges)
+        assert formed(ours, {}) == formed([dict(one) for one in theirs], {}), body
 
 
 @pytest.mark.parametrize(
@@ -114,8 +119,8 @@ def test_messages_of_anthropic():
         ("what", "messages.1.role"),
         ({"role": "tool", "content": "2"}, "messages.1.role"),
         ({"role": "user"}, "message 1 has neither a text nor a list of blocks"),
-        ({"role": "user", "content": [{"type": "image", "source": {}}]}, "a block of type image"),
-        ({"role": "user", "content": [{"type": "tool_result", "content": [{"type": "image"}]}]}, "of type image"),
+        ({"role": "assistant", "content": [{"type": "image", "source": {}}]}, "a block of type image"),
+        ({"role": "user", "content": [{"type": "tool_result", "content": [{"type": "audio"}]}]}, "of type audio"),
         ({"role": "assistant", "content": [{"type": "tool_result"}]}, "is not a user's"),
         ({"role": "user", "content": [{"type": "thinking", "thinking": "hm"}]}, "of type thinking"),
         ({"role": "user", "content": [CALL]}, "of type tool_use"),
@@ -132,3 +137,46 @@ def test_a_message_that_cannot_be_read_is_named(message: Any, says: str):
     with pytest.raises(Refusal, match=says) as refused:
         chat_messages({"messages": [{"role": "user", "content": "what"}, message]}, merge_system=True)
     assert refused.value.status == 400
+
+
+def test_an_image_is_the_same_whichever_api_shows_it():
+    from grpo_rollout.sessions.messages_form import chat_messages as of_anthropic
+    from grpo_rollout.sessions.recorded import formed
+    from grpo_rollout.sessions.responses_form import chat_messages as of_responses
+
+    images: dict[str, str] = {}
+    said = {"type": "text", "text": "what"}
+    sent = [
+        {"role": "user", "content": [said, {"type": "image_url", "image_url": {"url": URL}}]},
+        {"role": "user", "content": [said, {"type": "image", "image": DATA}]},
+        *of_responses(
+            [{"role": "user", "content": [said | {"type": "input_text"}, {"type": "input_image", "image_url": URL}]}]
+        ),
+        *of_anthropic({"messages": [{"role": "user", "content": [said, IMAGE_BLOCK]}]}, merge_system=True),
+    ]
+    first, *others = formed(sent, images)
+    [name] = images
+    assert first["content"] == [said, {"type": "image", "image": name}]
+    assert images[name] == DATA
+    assert others == [first] * 3
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": [said, IMAGE_BLOCK]}
+    [tool] = formed(of_anthropic({"messages": [{"role": "user", "content": [result]}]}, merge_system=True), {})
+    assert (tool["role"], tool["content"]) == ("tool", first["content"])
+
+
+@pytest.mark.parametrize(
+    ("role", "part", "says"),
+    [
+        ("user", {"type": "image_url", "image_url": {"url": "https://host/a.png"}}, "shows an image by its URL"),
+        ("user", {"type": "image_url", "image_url": {"url": "data:image/png,abc"}}, "a data URL .* not base64"),
+        ("user", {"type": "image_url"}, "an image without its data"),
+        ("user", {"type": "input_audio"}, "a part of type input_audio; send text and images"),
+        ("assistant", {"type": "image_url", "image_url": {"url": URL}}, "a part of type image_url; send text alone"),
+        ("system", {"type": "image_url", "image_url": {"url": URL}}, "a part of type image_url; send text alone"),
+    ],
+)
+def test_a_part_that_cannot_be_shown_is_named(role: str, part: dict[str, Any], says: str):
+    from grpo_rollout.sessions.recorded import formed
+
+    with pytest.raises(Refusal, match=f"message 0 .*{says}|message 0 {says}"):
+        formed([{"role": role, "content": [part]}], {})

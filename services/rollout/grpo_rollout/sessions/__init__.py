@@ -9,7 +9,9 @@ In reading order:
     access.py      the two keys of a session, and which routes each opens
     session.py     one session: its record, its limits, and how it ended
     reading.py     read the text of a turn as a message, by the parsers that the server was started with
+    pictures.py    the images that messages show: expand their places, stand beside the ids of a prompt
     wanted.py      what a request asks for
+    prompts.py     where a request belongs, and what is new there
     turns.py       sample the turns of sessions in tasks of their own, and record them
     registry.py    the sessions of one server: open, find, expire, forget
     recorded.py    our renderer, engine client and parser, which stand in vLLM's serving objects

@@ -18,7 +18,9 @@ from ..rollouts import Rollouts
 from .chat import Chat
 from .chat_form import ChatMessage
 from .messages import Messages
+from .pictures import Pictures
 from .probe import probe
+from .prompts import Prompts
 from .reading import AnswerReader
 from .registry import Sessions
 from .responses import Responses
@@ -46,6 +48,7 @@ class SessionParts:
             open=self.sessions.num_open,
             tool_parser=self.tool_parser,
             reasoning_parser=self.reasoning_parser,
+            images=self.turns.prompts.pictures.takes_any,
             template=self.findings,
         )
 
@@ -72,15 +75,20 @@ def build_sessions(
     encode = partial(tokenizer.encode, add_special_tokens=False)
     template, findings = probe(render, encode, special_tokens(tokenizer))
     sessions = Sessions(pushes, max_model_len=rollouts.max_model_len, advertise_url=args.advertise_url)
-    turns = Turns(
-        engine,
+    prompts = Prompts(
         template=template,
-        reader=AnswerReader(chat.parser_cls, tokenizer, engine.client.model_config, calls=chat.enable_auto_tools),
+        pictures=Pictures(rollouts.images),
         text=rollouts.text,
-        serves=sessions.serves,
         thread=rollouts.text_thread,
         default_kwargs=chat.default_chat_template_kwargs,
         vocab_size=rollouts.vocab_size,
+    )
+    turns = Turns(
+        engine,
+        prompts,
+        reader=AnswerReader(chat.parser_cls, tokenizer, engine.client.model_config, calls=chat.enable_auto_tools),
+        text=rollouts.text,
+        serves=sessions.serves,
     )
     sessions.turns = turns
     sessions.start()

@@ -66,7 +66,8 @@ def wanted(session: Session, body: Mapping[str, Any]) -> Wanted:
     if not isinstance(messages, list) or not messages:
         raise Refusal(400, "invalid_messages", "messages is no list, or an empty one")
     tools = checked_tools(body, ("function",), "tools other than functions") or None
-    messages = formed(messages)
+    images: dict[str, str] = {}
+    messages = formed(messages, images)
     session.forest.counts["overruled"] += num_overruled(body, KEPT | {"n"})
     limits = [checked_limit(body, name) for name in ("max_completion_tokens", "max_tokens")]
     stop = body.get("stop") or []
@@ -75,6 +76,7 @@ def wanted(session: Session, body: Mapping[str, Any]) -> Wanted:
         raise Refusal(400, "invalid_request", "stop is neither a text nor a list of texts")
     return Wanted(
         messages=messages,
+        images=images,
         tools=tools if body.get("tool_choice") != "none" else None,
         max_tokens=min((limit for limit in limits if limit is not None), default=None),
         stop=tuple(stops),

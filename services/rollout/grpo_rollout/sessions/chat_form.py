@@ -1,8 +1,8 @@
 """The one canonical form of chat messages: what equals a recorded message, and what cannot be rendered.
 
-Two messages are equal when their roles, texts and calls are: null, "" and no parts are the same text, parts are joined,
-outer whitespace and unknown fields (cache marks) do not count, and arguments are compared as JSON. A recorded thought
-counts only when the request sends one.
+Two messages are equal when their roles, texts, images and calls are: null, "" and no parts are the same text, parts of
+text are joined, outer whitespace and unknown fields (cache marks) do not count, and arguments are compared as JSON. A
+recorded thought counts only when the request sends one.
 """
 
 import hashlib
@@ -14,6 +14,10 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 THOUGHTS = ("reasoning", "reasoning_content")
 """Names under which clients send the thought before an assistant's text back."""
 KEY_BYTES = 16
+TEXT_PARTS = ("text", "input_text", "output_text")
+IMAGE_PARTS = ("image_url", "input_image", "image")
+"""Of OpenAI's chat completions, of its Responses, of Anthropic's Messages and chat templates."""
+SHOW_IMAGES = ("user", "tool")
 
 ChatMessage = dict[str, Any]
 
@@ -22,11 +26,12 @@ class BadMessagesError(ValueError):
     """The messages of a request cannot be rendered without losing a part of them."""
 
 
-def chat_message(sent: Any, position: int) -> ChatMessage:
+def chat_message(sent: Any, position: int, images: dict[str, str] | None = None) -> ChatMessage:
     """Return message `position` of a request in the form that chat templates read.
 
-    Its content is a text, its calls have parsed arguments where these are a JSON object, `reasoning_content` holds a
-    thought, and no other field is left but `name` and `tool_call_id`. Raises BadMessagesError.
+    Its content is a text, or with images parts of text and of images, which have names there. Its calls have parsed
+    arguments where these are a JSON object, `reasoning_content` holds a thought, and no other field is left but `name`
+    and `tool_call_id`. `images` takes the base64 of each image by its name. Raises BadMessagesError.
     """
     if not isinstance(sent, dict):
         raise BadMessagesError(f"message {position} is no object")
@@ -35,29 +40,68 @@ def chat_message(sent: Any, position: int) -> ChatMessage:
         raise BadMessagesError(f"message {position} has the role {str(role)[:100]!r}; the roles are {', '.join(ROLES)}")
     if len(sent) == 2 and type(sent.get("content")) is str:
         return sent  # it has this form, as most have
-    found: ChatMessage = {"role": role, "content": _text(sent.get("content"), position)}
+    content = _content(sent.get("content"), position, images if role in SHOW_IMAGES else None)
+    found: ChatMessage = {"role": role, "content": content}
     if role == "assistant":
         thought = next((sent[name] for name in THOUGHTS if sent.get(name)), None)
         if thought is not None:
-            found["reasoning_content"] = _text(thought, position)
+            found["reasoning_content"] = _content(thought, position, None)
         if sent.get("tool_calls"):
             found["tool_calls"] = [_call(call, position) for call in sent["tool_calls"]]
     found |= {name: str(sent[name]) for name in ("name", "tool_call_id") if sent.get(name) is not None}
     return found
 
 
-def _text(content: Any, position: int) -> str:
+def _content(content: Any, position: int, images: dict[str, str] | None) -> str | list[dict[str, str]]:
+    """Return a text, or parts where images are shown. `images` None: none may be."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, Sequence):
         raise BadMessagesError(f"the content of message {position} is neither a text nor a list of parts")
-    texts = []
+    parts: list[dict[str, str]] = []
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
-            raise BadMessagesError(f"message {position} holds a part of type {str(kind)[:100]}; send text parts alone")
-        texts.append(part["text"])
-    return "".join(texts)
+        if kind in TEXT_PARTS and isinstance(part.get("text"), str):
+            text = part["text"]
+            if parts and parts[-1]["type"] == "text":
+                text = parts.pop()["text"] + text
+            parts += [{"type": "text", "text": text}] if text else []
+        elif kind in IMAGE_PARTS and images is not None:
+            encoded = _encoded_image(part, position)
+            name = hashlib.blake2b(encoded.encode(), digest_size=KEY_BYTES).hexdigest()
+            images[name] = encoded
+            parts.append({"type": "image", "image": name})
+        else:
+            also = " and images" if images is not None else " alone"
+            raise BadMessagesError(f"message {position} holds a part of type {str(kind)[:100]}; send text{also}")
+    return text_of(parts) if all(part["type"] == "text" for part in parts) else parts
+
+
+def _encoded_image(part: Mapping[str, Any], position: int) -> str:
+    """Return the base64 of an image, in the form of any of the APIs. No server calls the URL that a program sends."""
+    found = part.get("image_url") or part.get("source") or part.get("image")
+    if isinstance(found, Mapping):
+        found = found.get("url") or found.get("data")
+    if not isinstance(found, str) or not found:
+        raise BadMessagesError(f"message {position} holds a part of an image without its data")
+    if found.startswith("data:"):
+        head, _, found = found.partition(",")
+        if not head.endswith(";base64") or not found:
+            raise BadMessagesError(f"message {position} holds a data URL of an image that is not base64")
+    elif "://" in found[:20]:
+        raise BadMessagesError(f"message {position} shows an image by its URL: send a data URL, data:image/…;base64,…")
+    return found
+
+
+def text_of(content: str | Sequence[Mapping[str, str]]) -> str:
+    """Return the text of a content in the canonical form."""
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+def images_of(messages: Sequence[ChatMessage]) -> list[str]:
+    """Return the names of the images that messages show, in order."""
+    contents = (message["content"] for message in messages if not isinstance(message["content"], str))
+    return [part["image"] for content in contents for part in content if part["type"] == "image"]
 
 
 def _call(call: Any, position: int) -> dict[str, Any]:
@@ -124,9 +168,12 @@ def canonical(message: ChatMessage, *, thought: bool = True) -> Canonical:
     calls: Any = message.get("tool_calls", ())
     if calls:
         calls = tuple((call["id"], call["function"]["name"], _as_json(call["function"]["arguments"])) for call in calls)
+    content = message["content"]
+    if not isinstance(content, str):
+        content = tuple((part["type"], part.get("text", "").strip(), part.get("image", "")) for part in content)
     return (
         message["role"],
-        message["content"].strip(),
+        content.strip() if isinstance(content, str) else content,
         said,
         calls,
         message.get("tool_call_id", ""),

@@ -10,7 +10,7 @@ Messages form a tree beside it. A request is attached to the deepest turn whose 
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .chat_form import Canonical, ChatMessage, canonical
@@ -88,6 +88,19 @@ class Node:
         return next((node for node in self.matching(message) if node.prompt), None)
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """An image in a segment: its tokens begin at `start`.
+
+    `name`: of the image. `rendering`, `number`: what it was processed in, see `pictures.py`, and its place there.
+    """
+
+    name: str
+    start: int
+    rendering: Any
+    number: int
+
+
 @dataclass(slots=True, eq=False)
 class Segment:
     """A sequence of token ids; `logprobs` has one number for each token of its turns, in order."""
@@ -100,7 +113,12 @@ class Segment:
     leaf: Node
     logprobs: "array[float]" = field(default_factory=lambda: array("f"))
     turns: "list[Turn]" = field(default_factory=list)
+    shown: list[Shown] = field(default_factory=list)
     sampling: bool = False
+
+    def shown_before(self, end: int) -> list[Shown]:
+        """Return the images in the first `end` tokens, in order."""
+        return [image for image in self.shown if image.start < end]
 
 
 @dataclass(slots=True, eq=False)
@@ -258,12 +276,13 @@ class Forest:
         attachment: Attachment,
         context: Sequence[int],
         *,
+        shown: Sequence[Shown] = (),
         label: str = "",
         masked: str | None = None,
     ) -> Turn:
         """Begin a turn: put `context` behind the attachment; the prompt is then `segment.token_ids` of the turn.
 
-        Without a turn and a prompt to attach to, `context` is the whole prompt.
+        Without a turn and a prompt to attach to, `context` is the whole prompt. `shown`: the images of `context`.
         """
         if attachment.prompt is not None and attachment.prompt.prompt is not None:
             node = attachment.prompt
@@ -278,6 +297,8 @@ class Forest:
                 segment = self._segment(array("i"), None, None, attachment.reason, node)
             for message in attachment.new:
                 node = node.child(message)
+            before = len(segment.token_ids)
+            segment.shown += [replace(image, start=before + image.start) for image in shown]
             segment.token_ids.extend(context)
             node.prompt = (segment, len(segment.token_ids))
         segment.leaf, segment.sampling = node, True
@@ -293,7 +314,9 @@ class Forest:
         segment, end = place
         if len(segment.token_ids) == end and not segment.sampling:
             return segment
-        return self._segment(segment.token_ids[:end], segment.index, end, reason or "branch", node)
+        fork = self._segment(segment.token_ids[:end], segment.index, end, reason or "branch", node)
+        fork.shown = segment.shown_before(end)
+        return fork
 
     def _segment(
         self, token_ids: "array[int]", parent: int | None, fork_at: int | None, reason: str | None, leaf: Node

@@ -79,12 +79,14 @@ class Messages:
         """Raises Refusal (400) for messages that cannot be read."""
         choice = body.get("tool_choice")
         without = isinstance(choice, Mapping) and choice.get("type") == "none"
-        messages = formed(chat_messages(body, merge_system=self.serving._merge_inline_system))
+        images: dict[str, str] = {}
+        messages = formed(chat_messages(body, merge_system=self.serving._merge_inline_system), images)
         max_tokens = checked_limit(body, "max_tokens")
 
         def form(tools: list[dict[str, Any]] | None) -> Wanted:
             return Wanted(
                 messages=messages,
+                images=images,
                 tools=without_nulls(tools) if not without else None,
                 max_tokens=max_tokens,
                 stop=tuple(body.get("stop_sequences") or ()),

@@ -2,8 +2,8 @@
 
 vLLM does this, too, behind two validations of the whole history. The rules are its `to_chat_completion_request`'s,
 except that what it drops without a word is refused here. Results of tools become messages of their own in front of
-their message's text, thoughts and texts are joined, and the block in which Claude Code names its version is left out:
-it is another one in each request.
+their message's text and images, thoughts and texts are joined, and the block in which Claude Code names its version is
+left out: it is another one in each request.
 """
 
 from collections.abc import Iterator, Mapping
@@ -59,11 +59,13 @@ def _system(content: Any, name: str) -> str:
 
 def _said(role: str, content: Any, number: int) -> Iterator[dict[str, Any]]:
     """Yield the results of tools that a message holds, and then what it says itself."""
-    texts, thoughts, calls = [], [], []
+    parts, thoughts, calls = list[Mapping[str, Any]](), [], []
     for block in _blocks(content, f"message {number}"):
         match block.get("type"), role:
             case "text", _:
-                texts.append(_text(block, "text", number))
+                parts.append({"type": "text", "text": _text(block, "text", number)})
+            case "image", "user":
+                parts.append(block)
             case "thinking", "assistant":
                 thoughts.append(_text(block, "thinking", number))
             case "tool_use", "assistant":
@@ -74,7 +76,7 @@ def _said(role: str, content: Any, number: int) -> Iterator[dict[str, Any]]:
                 raise Refusal(400, "invalid_messages", f"message {number} holds a tool's result and is not a user's")
             case kind, _:
                 raise _odd_block(number, kind)
-    message: dict[str, Any] = {"role": role, "content": "".join(texts)}
+    message: dict[str, Any] = {"role": role, "content": _joined(parts, "")}
     if thoughts:
         message["reasoning"] = "".join(thoughts)
     if calls:
@@ -83,15 +85,23 @@ def _said(role: str, content: Any, number: int) -> Iterator[dict[str, Any]]:
         yield message
 
 
-def _result(block: Mapping[str, Any], number: int) -> str:
+def _joined(parts: list[Mapping[str, Any]], between: str) -> str | list[Mapping[str, Any]]:
+    """Return the text of parts, with `between` in between, or the parts where one is an image."""
+    shows = any(part["type"] == "image" for part in parts)
+    return parts if shows else between.join(part["text"] for part in parts)
+
+
+def _result(block: Mapping[str, Any], number: int) -> str | list[Mapping[str, Any]]:
     content = block.get("content")
     if content is None or isinstance(content, str):
         return content or ""
     parts = list(_blocks(content, f"message {number}"))
     for part in parts:
-        if part.get("type") != "text":
+        if part.get("type") == "text":
+            _text(part, "text", number)
+        elif part.get("type") != "image":
             raise _odd_block(number, part.get("type"))
-    return "\n".join(_text(part, "text", number) for part in parts)
+    return _joined(parts, "\n")
 
 
 def _call(block: Mapping[str, Any], number: int) -> dict[str, Any]:
@@ -117,5 +127,5 @@ def _blocks(content: Any, name: str) -> Iterator[Mapping[str, Any]]:
 
 def _odd_block(number: int, kind: Any) -> Refusal:
     return Refusal(
-        400, "invalid_messages", f"message {number} holds a block of type {str(kind)[:100]}; send text alone"
+        400, "invalid_messages", f"message {number} holds a block of type {str(kind)[:100]}; send text and images"
     )

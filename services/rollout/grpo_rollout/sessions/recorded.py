@@ -51,7 +51,8 @@ class Request:
     def thought_tokens(self, token_ids: Sequence[int]) -> int:
         """Count the tokens of the thought in an answer, by the server's parser."""
         prompt = self.running.prompt if self.running is not None else []
-        return self.turns.reader.thought_tokens(token_ids, prompt=prompt, kwargs=self.turns.kwargs_of(self.session))
+        kwargs = self.turns.prompts.kwargs_of(self.session)
+        return self.turns.reader.thought_tokens(token_ids, prompt=prompt, kwargs=kwargs)
 
     def delivered(self) -> None:
         if self.running is not None and self.running.turn.answer is not None:
@@ -81,10 +82,13 @@ def with_parts(serving: Any, kind: Any, asked: Request) -> Any:
     return ours
 
 
-def formed(messages: Sequence[Any]) -> list[ChatMessage]:
-    """Return messages in the canonical form. Raises Refusal (400) for what cannot be rendered without loss."""
+def formed(messages: Sequence[Any], images: dict[str, str]) -> list[ChatMessage]:
+    """Return messages in the canonical form, and put their images into `images`.
+
+    Raises Refusal (400) for what cannot be rendered without loss.
+    """
     try:
-        return [chat_message(message, number) for number, message in enumerate(messages)]
+        return [chat_message(message, number, images) for number, message in enumerate(messages)]
     except BadMessagesError as error:
         raise Refusal(400, "invalid_messages", str(error)) from error
 

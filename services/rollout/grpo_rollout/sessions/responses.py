@@ -50,7 +50,8 @@ class Responses:
     async def answer(self, session: Session, body: Mapping[str, Any], *, retry: bool) -> Answer:
         """Return vLLM's answer, and the request whose turn it is. Raises Refusal: 400, 410, 503."""
         self._check(body)
-        messages = _messages(body, _history(session, body.get("previous_response_id")))
+        images: dict[str, str] = {}
+        messages = _messages(body, _history(session, body.get("previous_response_id")), images)
         max_tokens = checked_limit(body, "max_output_tokens")
         fields = {name: value for name, value in body.items() if name in SENT_ON and value is not None}
         # Our renderer has the messages; vLLM would validate the whole history again.
@@ -63,6 +64,7 @@ class Responses:
         def form(tools: list[dict[str, Any]] | None) -> Wanted:
             return Wanted(
                 messages=messages,
+                images=images,
                 tools=without_nulls(tools) if body.get("tool_choice") != "none" else None,
                 max_tokens=max_tokens,
                 label=label_of(body),
@@ -124,13 +126,13 @@ def _history(session: Session, response_id: Any) -> list[ChatMessage]:
     return [message for message in turn.answer.messages() if message["role"] != "system"]
 
 
-def _messages(body: Mapping[str, Any], before: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Return what a body says behind the messages `before`; its instructions stand in front."""
+def _messages(body: Mapping[str, Any], before: Sequence[ChatMessage], images: dict[str, str]) -> list[ChatMessage]:
+    """Return what a body says behind the messages `before`; its instructions stand in front, its images in `images`."""
     instructions = body.get("instructions")
     if instructions is not None and not isinstance(instructions, str):
         raise Refusal(400, "invalid_request", "instructions is no text")
     first = [{"role": "system", "content": instructions}] if instructions else []
-    return [*first, *before, *formed(chat_messages(body["input"]))]
+    return [*first, *before, *formed(chat_messages(body["input"]), images)]
 
 
 async def _as_events(events: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:

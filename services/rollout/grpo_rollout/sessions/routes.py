@@ -21,7 +21,6 @@ from grpo_proto.server.loopback_names import NAME_REFUSAL
 from grpo_proto.server.refusal import Refusal
 
 from ..wire_route import WireRoute
-from .chat_form import BadMessagesError, chat_message
 from .forest import Turn
 from .model_routes import allowed as allowed_for
 from .model_routes import is_retry, model_routes, while_connected
@@ -94,6 +93,7 @@ def _control_routes(get_parts: "Callable[[], SessionParts]") -> APIRouter:
 
 
 async def _generate(parts: "SessionParts", session: Session, body: GenerateTurn, *, retry: bool) -> Turn:
+    from .recorded import formed
     from .wanted import Wanted
 
     parent: Turn | None = None
@@ -102,13 +102,16 @@ async def _generate(parts: "SessionParts", session: Session, body: GenerateTurn,
         parent = turns[body.parent] if body.parent < len(turns) else None
         if parent is None or parent.answer is None:
             raise Refusal.invalid("unknown_turn", f"turn {body.parent} of the session has no answer to go on from")
-    try:
-        messages = [chat_message(message.model_dump(), number) for number, message in enumerate(body.messages or [])]
-    except BadMessagesError as error:
-        raise Refusal(400, "invalid_messages", str(error)) from error
+    images: dict[str, str] = {}
+    messages = formed([message.model_dump() for message in body.messages or []], images)
     tools = body.tools if body.tools is not None or parent is None else session.forest.tools[parent.tools_key]
     wanted = Wanted(
-        messages=messages, tools=tools or None, token_ids=body.token_ids, parent=parent, max_tokens=body.max_tokens
+        messages=messages,
+        images=images,
+        tools=tools or None,
+        token_ids=body.token_ids,
+        parent=parent,
+        max_tokens=body.max_tokens,
     )
     running = await parts.turns.start(session, wanted, retry=retry)
     return await parts.turns.answer(session, running)

@@ -59,7 +59,8 @@ class End:
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """`lived_s` and `idle_for_s` count no time in which the session's weights are not served."""
+    """`lived_s` and `idle_for_s` count no time in which the session's weights are not served. `images`: by name, the
+    base64 of those that its messages show."""
 
     session_id: str
     request: OpenSession
@@ -67,6 +68,7 @@ class Session:
     weights_session: int | None = None
     keys: Keys = field(default_factory=Keys)
     forest: Forest = field(default_factory=Forest)
+    images: dict[str, str] = field(default_factory=dict)
     running: dict[int, Running] = field(default_factory=dict)
     num_sampled_from: dict[bytes, int] = field(default_factory=dict)
     responses: dict[str, int] = field(default_factory=dict)
@@ -216,6 +218,7 @@ class Session:
         segments = list(self.forest.sampled_segments)
         places = {segment.index: place for place, segment in enumerate(segments)}
         state = self.state()
+        shown = {image.name for segment in segments for image in segment.shown}
         return Trajectory(
             session_id=self.session_id,
             group_id=self.request.group_id,
@@ -226,13 +229,14 @@ class Session:
             metrics=self.metrics,
             stats=SessionStats(**self.forest.stats()),
             segments=[recorded(segment, places) for segment in segments],
+            images={name: encoded for name, encoded in self.images.items() if name in shown},
         )
 
 
 def recorded(segment: Segment, places: Mapping[int, int]) -> RecordedSegment:
     """Return a segment for the wire. `places`: the position in the answer of each segment by its index."""
     done = [turn for turn in segment.turns if turn.end is not None]
-    end = done[-1].end if done else 0
+    end = done[-1].end or 0 if done else 0
     parent = places.get(segment.parent) if segment.parent is not None else None
     return RecordedSegment(
         token_ids=segment.token_ids[:end].tolist(),
@@ -241,6 +245,7 @@ def recorded(segment: Segment, places: Mapping[int, int]) -> RecordedSegment:
         parent=parent,
         fork_at=segment.fork_at if parent is not None else None,
         fork_reason=segment.fork_reason,
+        images=[image.name for image in segment.shown_before(end)],
         messages=wire_messages(segment.leaf.messages()),
     )
 

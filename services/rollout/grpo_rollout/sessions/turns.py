@@ -8,8 +8,7 @@ while they load or are stale, and the engine. Ends earlier when its session ends
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Executor
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,11 +22,10 @@ from .. import metrics
 from ..completion_text import CompletionText
 from ..engine import Engine
 from ..rollouts import check_finite, distribution
-from .chat_form import BadMessagesError, ChatMessage, check_new, digest
-from .forest import Attachment, Turn, Versions
+from .forest import Turn, Versions
+from .prompts import Prompts
 from .reading import AnswerReader
 from .session import Running, Session, gone
-from .template import ChatTemplate, Suffix, TemplateError
 from .wanted import Wanted
 
 logger = logging.getLogger("vllm.grpo_rollout.sessions")
@@ -69,25 +67,19 @@ class Turns:
     """Samples turns; one instance per server.
 
     Args:
-        template: None when the chat template cannot continue a turn; turns then take token ids.
         serves: returns whether a session's weights are served now; raises Refusal when they never will be.
-        thread: renders whole prompts.
     """
 
     def __init__(
         self,
         engine: Engine,
+        prompts: Prompts,
         *,
-        template: ChatTemplate | None,
         reader: AnswerReader,
         text: CompletionText,
         serves: Callable[[Session], bool],
-        thread: Executor | None,
-        default_kwargs: Mapping[str, Any],
-        vocab_size: int,
     ):
-        self.engine, self.template, self.reader, self.text = engine, template, reader, text
-        self.serves, self.thread, self.default_kwargs, self.vocab_size = serves, thread, default_kwargs, vocab_size
+        self.engine, self.prompts, self.reader, self.text, self.serves = engine, prompts, reader, text, serves
         self.draining = False
         self._numbers = itertools.count()
 
@@ -103,110 +95,35 @@ class Turns:
         if sampling.min_tokens and len(sampling.stop) + len(sampling.stop_token_ids) > MAX_STOPS_WITH_MIN_TOKENS:
             message = f"the session's min_tokens goes with {MAX_STOPS_WITH_MIN_TOKENS} stop sequences at most"
             raise Refusal(400, "too_many_stops", message)
-        kwargs = self.kwargs_of(session)
-        tools_key = digest([wanted.tools, kwargs])
-        place = self._place(session, wanted, tools_key)
+        prompts = self.prompts
+        tools_key = prompts.tools_key(session, wanted)
+        place = prompts.place(session, wanted, tools_key)
         if retry and (known := session.answer_to(place.prompt, wanted.asked)) is not None:
             return known
         session.check_open()
         self.engine.check_alive()
-        place, suffix = await self._rendered(session, wanted, kwargs, tools_key, place)
+        new = await prompts.rendered(session, wanted, tools_key, place)
         session.check_open()
-        session.check_context(len(suffix.token_ids) + _length_before(place))
-        session.check_turn(new_segment=_forks(place))
-        turn = session.forest.begin(tools_key, place, suffix.token_ids, label=wanted.label)
+        session.check_context(new.num_tokens)
+        session.check_turn(new_segment=new.forks)
+        turn = session.forest.begin(tools_key, new.place, new.suffix.token_ids, shown=new.shown, label=wanted.label)
         turn.asked = wanted.asked
         session.forest.tools.setdefault(tools_key, wanted.tools)
-        session.forest.counts["doubled_openers"] += suffix.doubled
-        self._count_control_tokens(session, place)
+        session.forest.counts["doubled_openers"] += new.suffix.doubled
+        prompts.count_control_tokens(session, new.place)
         prompt = turn.segment.token_ids[: turn.start]
         seed, named = session.seed_of(prompt)
         running = Running(turn, f"session-{session.session_id}-{next(self._numbers)}", prompt.tolist())
         session.running[turn.number] = running
-        running.task = asyncio.create_task(self._run(session, running, wanted, kwargs, seed, named))
+        running.task = asyncio.create_task(self._run(session, running, wanted, seed, named))
         return running
-
-    def kwargs_of(self, session: Session) -> dict[str, Any]:
-        """Return what a session's chat template is given beside messages and tools."""
-        return {**self.default_kwargs, **session.request.chat_template_kwargs}
 
     async def measure(self, session: Session, wanted: Wanted) -> int:
         """Return how many tokens the prompt of such a turn would have, and begin none. Raises Refusal as `start`."""
         session.check_open()
-        kwargs = self.kwargs_of(session)
-        tools_key = digest([wanted.tools, kwargs])
-        place = self._place(session, wanted, tools_key)
-        place, suffix = await self._rendered(session, wanted, kwargs, tools_key, place)
-        return _length_before(place) + len(suffix.token_ids)
-
-    def _place(self, session: Session, wanted: Wanted, tools_key: bytes) -> Attachment:
-        """Return where a request belongs."""
-        if wanted.token_ids is not None:
-            return self._by_prefix(session, wanted.token_ids, tools_key)
-        if self.template is None:
-            raise Refusal(400, "no_chat_template", "the chat template cannot continue a turn; send token_ids")
-        parent = wanted.parent
-        if parent is not None and parent.tools_key == tools_key:
-            return session.forest.find_behind(parent, wanted.messages)
-        return session.forest.find(tools_key, wanted.history())
-
-    async def _rendered(
-        self, session: Session, wanted: Wanted, kwargs: Mapping[str, Any], tools_key: bytes, place: Attachment
-    ) -> tuple[Attachment, Suffix]:
-        """Return where a request belongs, and the ids behind that place."""
-        if place.prompt is not None:
-            return place, Suffix([])
-        if wanted.token_ids is not None:
-            return place, Suffix(wanted.token_ids[_length_before(place) :])
-        template = self.template
-        if template is None:
-            raise RuntimeError("_place has refused this request")
-        try:
-            if place.turn is not None and place.turn.answer is not None:
-                answer = place.turn.answer
-                check_new(place.new, before=[answer.message or {}], position=wanted.position(place.new))
-                system = wanted.system() if template.asks_for_all else None
-                try:
-                    suffix = template.suffix(
-                        answer.message, place.new, tools=wanted.tools, system=system, kwargs=kwargs
-                    )
-                    return place, template.joined(place.turn.token_ids, suffix)
-                except TemplateError as error:
-                    logger.warning("session %s: a full render for a turn: %s", session.session_id, error)
-                    place = Attachment(None, None, wanted.history(), "template")
-            messages = wanted.history()
-            if any(message["role"] == "context" for message in messages):
-                raise BadMessagesError("a turn of token ids goes on by messages with the tools of its own alone")
-            check_new(messages)
-            loop = asyncio.get_running_loop()
-            context = await loop.run_in_executor(self.thread, template.prompt, messages, wanted.tools, kwargs)
-            again = session.forest.find(tools_key, messages)
-            return (again, Suffix([])) if again.prompt is not None else (place, Suffix(context))
-        except (BadMessagesError, TemplateError) as error:
-            raise Refusal(400, "invalid_messages", str(error)) from error
-
-    def _by_prefix(self, session: Session, token_ids: list[int], tools_key: bytes) -> Attachment:
-        """Attach a whole prompt of ids to the longest turn that it begins with."""
-        if max(token_ids) >= self.vocab_size:
-            raise Refusal.invalid(
-                "unknown_token",
-                f"the prompt holds token {max(token_ids)}; the vocabulary ends at {self.vocab_size - 1}",
-            )
-        best = session.forest.longest_prefix(token_ids)
-        context = token_ids[best.end or 0 :] if best is not None else token_ids
-        (text,) = self.text.decode([context])
-        message: ChatMessage = {"role": "context", "content": text, "token_ids": digest(context).hex()}
-        node = best.answer if best is not None else session.forest.roots.get(tools_key)
-        known = node.prompt_behind(message) if node is not None else None
-        if known is not None:
-            return Attachment(best, known, [], "branch")
-        reason = "branch" if best is not None else ("other_prompt" if session.forest.segments else None)
-        return Attachment(best, None, [message], reason)
-
-    def _count_control_tokens(self, session: Session, attachment: Attachment) -> None:
-        if self.template is not None:
-            texts = (message["content"] for message in attachment.new if message["role"] in ("user", "tool"))
-            session.forest.counts["control_tokens"] += self.template.control_tokens(texts)
+        tools_key = self.prompts.tools_key(session, wanted)
+        place = self.prompts.place(session, wanted, tools_key)
+        return (await self.prompts.rendered(session, wanted, tools_key, place)).num_tokens
 
     # --- sampling ------------------------------------------------------------------------------------------------
 
@@ -215,7 +132,6 @@ class Turns:
         session: Session,
         running: Running,
         wanted: Wanted,
-        kwargs: Mapping[str, Any],
         seed: int | None,
         named: bytes,
     ) -> None:
@@ -227,7 +143,7 @@ class Turns:
             if not sampled.token_ids:
                 session.forest.abandon(turn)
             else:
-                self._record(session, running, wanted, kwargs, named, sampled)
+                self._record(session, running, wanted, named, sampled)
 
     async def _sample(
         self,
@@ -245,7 +161,9 @@ class Turns:
             left = room - len(sampled.token_ids)
             params = self._params(session, wanted, left, seed, num_sampled=len(sampled.token_ids))
             prompt = running.prompt + sampled.token_ids if sampled.token_ids else running.prompt
-            output = await self.engine.generate(prompt, params, running.engine_id)
+            shown = running.turn.segment.shown
+            async with self.prompts.pictures.beside(prompt, shown, session.images) as ready:
+                output = await self.engine.generate(ready, params, running.engine_id)
             sampled.add(output.outputs[0])
             try:
                 check_finite(f"turn {running.turn.number}", sampled.logprobs)
@@ -280,7 +198,6 @@ class Turns:
         session: Session,
         running: Running,
         wanted: Wanted,
-        kwargs: Mapping[str, Any],
         named: bytes,
         sampled: Sampled,
     ) -> None:
@@ -294,7 +211,7 @@ class Turns:
                 sampled.token_ids,
                 prompt=running.prompt,
                 tools=wanted.tools,
-                kwargs=kwargs,
+                kwargs=self.prompts.kwargs_of(session),
                 ended=sampled.ended_by_token,
                 named=named,
             )
@@ -376,20 +293,3 @@ def _sampling(session: Session, wanted: Wanted) -> Sampling:
 
 
 _background: set[asyncio.Future[None]] = set()
-
-
-def _length_before(attachment: Attachment) -> int:
-    if attachment.prompt is not None and attachment.prompt.prompt is not None:
-        return attachment.prompt.prompt[1]
-    return attachment.turn.end or 0 if attachment.turn is not None else 0
-
-
-def _forks(attachment: Attachment) -> bool:
-    """Return whether a turn there begins a segment."""
-    if attachment.prompt is not None and attachment.prompt.prompt is not None:
-        segment, end = attachment.prompt.prompt
-    elif attachment.turn is not None:
-        segment, end = attachment.turn.segment, attachment.turn.end or 0
-    else:
-        return True
-    return segment.sampling or len(segment.token_ids) != end

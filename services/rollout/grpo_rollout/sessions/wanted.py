@@ -30,10 +30,11 @@ def checked_tools(body: Mapping[str, Any], kinds: tuple[str | None, ...], others
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a request asks for: a chat, or `token_ids` alone."""
+    """What a request asks for: a chat, or `token_ids` alone. `images`: by name, the base64 of those of `messages`."""
 
     messages: list[ChatMessage] = field(default_factory=list)
     tools: list[dict[str, Any]] | None = None
+    images: Mapping[str, str] = field(default_factory=dict)
     token_ids: list[int] | None = None
     parent: Turn | None = None
     max_tokens: int | None = None
