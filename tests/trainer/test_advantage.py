@@ -3,6 +3,7 @@ import statistics
 from pathlib import Path
 
 import pytest
+import torch
 from tests.trainer.importing import as_in_a_new_process
 
 from grpo_trainer.algorithm.estimators import ESTIMATORS, estimator_of
@@ -109,6 +110,31 @@ def test_maxrl_weighs_a_rare_success_most():
     assert advantages[0] == pytest.approx([3.0, -1.0, -1.0, -1.0])
     assert advantages[1] == pytest.approx([1 / 3, 1 / 3, 1 / 3, -1.0])
     assert advantages[2] == [0.0, 0.0, 0.0, 0.0]
+
+
+def test_real_has_the_gradient_of_its_classification_where_nothing_has_been_learnt():
+    groups, tau = [[1.0, 0.0, 0.0, 0.5], [1.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0]], 0.25
+    logprobs = [torch.zeros(4, dtype=torch.float64, requires_grad=True) for _ in groups]
+    losses = []
+    for scores, s in zip(groups, logprobs, strict=True):  # mean log ratios of completions: 0, with a gradient
+        is_right = torch.tensor([score > statistics.mean(scores) for score in scores])
+        if is_right.any() and not is_right.all():
+            losses.append(torch.log1p(torch.exp(-s[is_right] / tau).sum()))
+            losses.append(torch.log1p(torch.exp(s[~is_right] / tau).sum()))
+    (sum(losses) / len(groups)).backward()
+    algorithm = AlgorithmConfig(loss_type="real", advantage_estimator_params={"tau": tau})
+    assert (algorithm.surrogate_name, algorithm.normaliser_name) == ("reinforce", "grpo")
+    found = estimator_of(algorithm)(Rewards(groups, {"all": groups}, {"all": 1.0}), algorithm)
+    for advantages, s in zip(found, logprobs, strict=True):  # the loss of completion i is −A_i · s_i / their number
+        gradient = torch.zeros(4) if s.grad is None else s.grad
+        assert [-advantage / 12 for advantage in advantages] == pytest.approx(gradient.tolist())
+
+
+@pytest.mark.parametrize("given", [{"num_iterations": 2}, {"steps_per_generation": 2}, {"max_staleness": 1}])
+def test_real_is_for_one_update_of_each_batch(given: dict[str, int]):
+    (name,) = given
+    with pytest.raises(UsageError, match=f"the estimator real knows nothing of what was learnt.*{name}"):
+        estimator_of(AlgorithmConfig(loss_type="real", **given))
 
 
 def test_maxrl_refuses_a_reward_below_zero():

@@ -295,6 +295,18 @@ def test_the_file_of_options_that_ms_swift_takes_is_read(form: str, tmp_path: Pa
     assert (run.algorithm.params["fipo_safety_threshold"], run.algorithm.params["fipo_clip_range"]) == (None, 0.2)
 
 
+def test_the_labels_of_real_come_with_their_temperature(capsys: pytest.CaptureFixture[str]):
+    real = (*SWIFT, "--loss_type", "real", "--scale_rewards", "group")
+    for more, tau in (((), 0.5), (("--real_tau", "0.1"), 0.1)):
+        text, _ = imported(capsys, *real, *more)
+        algorithm = RunConfig.model_validate(yaml.safe_load(text)).algorithm
+        assert (algorithm.loss_type, algorithm.advantage_estimator) == ("real", "real")
+        assert algorithm.advantage_estimator_params == {"tau": tau}
+        assert "--scale_rewards group" in text
+    text, _ = imported(capsys, *SWIFT, "--real_tau", "0.1")
+    assert "loss_type real alone reads it" in text
+
+
 def test_a_policy_that_teaches_itself_reads_the_column_that_it_has_there(capsys: pytest.CaptureFixture[str]):
     reweights = ("--advantage_reweight", "rlsd", "--rlsd_lambda", "0.7", "--rlsd_negative_only", "true")
     text, said = imported(capsys, *SWIFT, *reweights, "--rlsd_lambda_decay_steps", "50")

@@ -92,7 +92,7 @@ def test_a_kl_in_the_reward_needs_a_beta():
         AlgorithmConfig(kl_in_reward=True)
 
 
-@pytest.mark.parametrize("name", ["gdpo", "maxrl"])
+@pytest.mark.parametrize("name", ["gdpo", "maxrl", "real"])
 def test_an_estimator_that_a_penalty_on_the_total_does_not_suit_is_refused(name: str):
     with pytest.raises(UsageError, match=f"kl_in_reward subtracts the KL from total rewards, and the estimator {name}"):
         estimator_of(AlgorithmConfig(beta=0.1, kl_in_reward=True, advantage_estimator=name))

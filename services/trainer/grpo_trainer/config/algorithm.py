@@ -26,6 +26,7 @@ LossType = Literal[
     "dppo_kl",
     "vespo",
     "reinforce",
+    "real",
 ]
 
 
@@ -58,6 +59,7 @@ LOSS_TYPES: dict[LossType, Preset] = {
     "dppo_kl": Preset("dppo_kl", "dapo", {"epsilon": 0.05}),
     "vespo": Preset("vespo", "dapo"),
     "reinforce": Preset("reinforce", "dapo"),
+    "real": Preset("reinforce", "grpo", {"advantage_estimator": "real"}),
 }
 
 
@@ -71,7 +73,7 @@ class AlgorithmConfig(Section):
         "grpo",
         min_length=1,
         description="Rewards → advantages: grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, gdpo, maxrl, "
-        "pass_at_k; your own is FILE.py:NAME.",
+        "pass_at_k, real; your own is FILE.py:NAME.",
     )
     advantage_estimator_params: dict[str, Any] = Field(
         default_factory=dict, description="Keyword arguments of the estimator, where it takes any."

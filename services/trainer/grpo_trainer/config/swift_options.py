@@ -119,6 +119,7 @@ MS_SWIFT = PeerOptions(
         "rollout_importance_sampling_threshold": ("algorithm.importance_sampling_clip_max", 2.0),
         "tau_pos": ("algorithm.params", 1.0),
         "tau_neg": ("algorithm.params", 1.05),
+        "real_tau": ("algorithm.advantage_estimator_params", 0.5),
         "fipo_decay_rate": ("algorithm.params", 32.0),
         "fipo_clip_range": ("algorithm.params", 0.2),
         "fipo_clip_high_only": ("algorithm.params", True),
@@ -252,7 +253,6 @@ MS_SWIFT = PeerOptions(
             ),
             "a reward model scores by its own logit": "reward_model_plugin reward_adapters reward_model_type "
             "reward_model_revision reward_template",
-            "the loss is not among ours: docs/losses.md": "real_tau",
             "each dataset has its own teacher in data.datasets": "teacher_tag_key",
             "a teacher is a rollout server of its own: start one, and name it in teacher.url": (
                 "teacher_adapters teacher_model_type teacher_model_revision teacher_deepspeed"

@@ -221,7 +221,17 @@ def _set_lora(options: Options, run: RunFile, shown: str) -> None:
         run.differs.append(f"{options.shown('adapters')}: a run starts from one adapter")
 
 
-def _set_algorithm(options: Options, run: RunFile) -> None:
+def _set_advantages(options: Options, run: RunFile) -> None:
+    if run.value("algorithm.loss_type") == "real":
+        tau = options.number("real_tau")
+        tau = MS_SWIFT.default("real_tau") if tau is None else tau
+        why = options.shown("real_tau") if options.has("real_tau") else "ms-swift's default"
+        run.set("algorithm.advantage_estimator_params", {"tau": tau}, why)
+        labels = "loss_type real reads of rewards which are above their group's mean, by any estimator and scale"
+        run.not_needed += [f"{one}: {labels}" for one in given(options, "advantage_estimator", "scale_rewards")]
+        return
+    if options.has("real_tau"):
+        run.not_needed.append(f"{options.shown('real_tau')}: loss_type real alone reads it")
     estimator = options.or_default("advantage_estimator")
     if estimator not in ESTIMATORS:
         raise UsageError(f"{options.shown('advantage_estimator')}: ms-swift has {', '.join(ESTIMATORS)}")
@@ -245,6 +255,10 @@ def _set_algorithm(options: Options, run: RunFile) -> None:
         run.set("algorithm.kl_in_reward", in_reward, options.shown("kl_in_reward"))
     elif kl_in_reward:
         run.set("algorithm.kl_in_reward", True, f"ms-swift's default with {estimator}")
+
+
+def _set_algorithm(options: Options, run: RunFile) -> None:
+    _set_advantages(options, run)
     run.set("algorithm.kl_estimator", "k3", "ms-swift's KL")
     mode, limit = (
         options.text("rollout_importance_sampling_mode"),

@@ -26,6 +26,7 @@ from .grpo import grpo
 from .maxrl import maxrl
 from .own import Advantages, guarded
 from .pass_at_k import pass_at_k
+from .real import real
 from .reinforce_plus_plus import reinforce_plus_plus, reinforce_plus_plus_baseline
 from .rewards import Rewards
 from .rloo import rloo
@@ -48,6 +49,8 @@ class Estimator:
     when the rewards of its turns differ."""
     takes_penalty: bool = True
     """Whether a KL that is subtracted from the totals reaches it and may make them negative."""
+    learns_once: bool = False
+    """Whether its advantages hold only as long as nothing has been learnt since the completions were sampled."""
 
     @property
     def learns_from_equal_rewards(self) -> bool:
@@ -73,6 +76,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "gdpo": _in_group(gdpo, zero_without_spread=False, scales=("batch",), takes_penalty=False),
     "maxrl": _in_group(maxrl, zero_without_spread=True, scales=("none",), takes_penalty=False),
     "pass_at_k": _in_group(pass_at_k, zero_without_spread=True, scales=("none", "group")),
+    "real": _in_group(real, zero_without_spread=True, scales=("none",), takes_penalty=False, learns_once=True),
 }
 
 
@@ -80,7 +84,8 @@ def estimator_of(algorithm: AlgorithmConfig) -> Estimator:
     """Look up the estimator that the run file names, with its parameters.
 
     Raises UsageError for an unknown name, for parameters that it does not take, for a `scale_rewards` that it does not
-    read, and when `dynamic_sampling` would replace groups that it trains on or `kl_in_reward` would not work with it.
+    read, and when `dynamic_sampling` would replace groups that it trains on, `kl_in_reward` would not work with it, or
+    there is more to learn from a batch than it knows of.
     """
     name, scale = algorithm.advantage_estimator, algorithm.scale_rewards
     found = named(name, ESTIMATORS, setting="algorithm.advantage_estimator")
@@ -111,5 +116,13 @@ def estimator_of(algorithm: AlgorithmConfig) -> Estimator:
             f"algorithm.kl_in_reward subtracts the KL from total rewards, and the estimator {name} needs each reward "
             "by itself, or none below 0",
             hint="set algorithm.kl_in_reward false to have the KL in the loss, or choose another estimator",
+        )
+    several = ("num_iterations", 1), ("steps_per_generation", 1), ("max_staleness", 0)
+    if estimator.learns_once and any(getattr(algorithm, setting) > most for setting, most in several):
+        given = ", ".join(f"{setting} {getattr(algorithm, setting)}" for setting, _ in several)
+        raise UsageError(
+            f"the estimator {name} knows nothing of what was learnt since a completion was sampled, and the run has "
+            f"algorithm.{given}",
+            hint="make one update of each batch: num_iterations 1, steps_per_generation 1 and max_staleness 0",
         )
     return estimator
