@@ -21,6 +21,7 @@ from vllm.multimodal.inputs import MultiModalKwargsItems
 from grpo_proto.server.refusal import Refusal
 
 from ..images import Images, size_of
+from .access import NO_RETRY
 from .forest import Shown
 
 MAX_BYTES_KEPT = 4 * 2**30
@@ -58,18 +59,17 @@ class Pictures:
             names: the images that the messages show, in order; `encoded`: name → base64.
             num_before: images in front of these messages.
 
-        Raises Refusal (400): more images than the model takes, one that cannot be used, placeholders that differ from
-        the images in number.
+        Raises Refusal (400): `too_many_images` for more than the model takes, `invalid_messages` for one that cannot be
+        used, and for placeholders that differ from the images in number.
         """
+        if (count := num_before + len(names)) > (most := self.images.most_in_context):
+            message = f"the messages show {count} images; this server takes {most} in a prompt"
+            more = "start the server with another --limit-mm-per-prompt" if most else "serve a model with vision"
+            raise Refusal(400, "too_many_images", message, hint=more, headers=dict(NO_RETRY))
         try:
             if not names:
                 self.images.check_text(NAMED, token_ids)
                 return token_ids, []
-            if (count := num_before + len(names)) > (most := self.images.most_in_context):
-                more = "start the server with another --limit-mm-per-prompt" if most else "serve a model with vision"
-                raise Refusal.invalid(
-                    "too_many_images", f"the messages show {count} images; this server takes {most} in a prompt", more
-                )
             rendering = Rendering(tuple(token_ids), tuple(names))
             ready = await self._processed(rendering, encoded)
         except Refusal as refusal:
