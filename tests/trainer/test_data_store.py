@@ -16,6 +16,7 @@ from tests.tiny_model import make_tokenizer
 from grpo_trainer.config.run_config import DataConfig
 from grpo_trainer.data import batches
 from grpo_trainer.data.batches import RowBatch
+from grpo_trainer.data.images import RowImages
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.data.repeats import repeats
 from grpo_trainer.data.row_store import RowStore, open_rows, write_rows
@@ -43,7 +44,9 @@ def write(path: Path, *rows: dict) -> str:
 
 def batch(*lengths: int) -> RowBatch:
     columns, prompts = [{"n": n} for n in lengths], [f"p{n}" for n in lengths]
-    return RowBatch(list(range(len(lengths))), columns, prompts, [[7] * n for n in lengths], [[] for _ in lengths])
+    return RowBatch(
+        list(range(len(lengths))), columns, prompts, [[7] * n for n in lengths], [RowImages([])] * len(lengths)
+    )
 
 
 class TestStore:

@@ -75,9 +75,8 @@ def test_a_server_that_makes_other_places_of_an_image_is_an_error(more: int, tmp
     assert tower is not None
     count = len(tower.features_of([picture(1)]).feature_KH)
     sequences = seen_sequences(lambda _: count + more)[:2]
-    images = tower.see(sequences)
     with pytest.raises(RunError, match=f"{count + more} image tokens, and the trainer's image processor makes {count}"):
-        collate(sequences, version=VERSION, update_tokens=1, pad_token_id=0, device="cpu", images=images)
+        tower.see(sequences)
 
 
 def test_the_families_are_those_that_are_tried():

@@ -179,16 +179,20 @@ def _require(
     kind = fleet.require(needs, adapter)
     if config.episodes is not None:
         with_tools = bool(config.episodes.tools or config.episodes.factories)
-        check_sessions(fleet.infos, with_tools=with_tools, template=chat_template(config.model))
+        check_sessions(
+            fleet.infos,
+            with_tools=with_tools,
+            with_images=bool(needs.max_images),
+            template=chat_template(config.model),
+        )
     return kind
 
 
 def check_images(config: RunConfig) -> None:
     """Raises UsageError for what rows with images do not go with, and for a checkpoint that cannot show them."""
-    sections = {"episodes": config.episodes, "teacher": config.teachers}
-    if name := next((name for name, section in sections.items() if section), None):
+    if config.teachers:
         raise UsageError(
-            f"the rows have images, which do not go with {name}", hint=f"leave {name} out, or the rows with images"
+            "the rows have images, which do not go with teacher", hint="leave teacher out, or the rows with images"
         )
     load_image_processor(config.model.name_or_path)
 

@@ -3,11 +3,12 @@
 A prompt has one token for every place of every image, and the tower's features stand there instead of that token's
 embedding. By token ids alone two images of one size are equal, and shared prefixes (`prefixes.py`) would compute one of
 them for both. So in training a place is named by the images of its prompt and by its number among their places, beyond
-every vocabulary: equal images are equal tokens, and all else that compares token ids need not know of images.
+every vocabulary: equal images are equal tokens, and all else that compares token ids need not know of images. In an
+episode the images of a segment are one such list, wherever in its context they stand.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,20 +29,48 @@ def key_of(images: Sequence[str]) -> int:
     return FIRST_NAME + (int.from_bytes(digest) << PLACE_BITS)
 
 
-def name_places(token_ids: Sequence[int], images: Sequence[str], image_token_id: int) -> list[int]:
+def name_places(
+    token_ids: Sequence[int], images: Sequence[str], image_token_id: int, *, sampled: Iterable[tuple[int, int]] = ()
+) -> list[int]:
     """Return the prompt with a name for each place that has the image token, numbered from its first image to its last.
 
-    `images` are all its images, encoded, in order. Raises ValueError for more places than there are names.
+    `images` are all its images, encoded, in order; `sampled` has start and end of what the policy has said, in which
+    the image token is text. Raises ValueError for more places than there are names.
     """
     name = key_of(images)
     last = name + _PLACES
+    said = {place for start, end in sampled for place in range(start, end)}
     named = []
-    for token_id in token_ids:
-        if token_id == image_token_id:
+    for place, token_id in enumerate(token_ids):
+        if token_id == image_token_id and place not in said:
             if name == last:
                 raise ValueError(f"the images of a prompt take more than {_PLACES} tokens")
             token_id, name = name, name + 1
         named.append(token_id)
+    return named
+
+
+def segment_tokens(
+    token_ids: Sequence[int], images: Sequence[str], image_token_id: int | None, sampled: Sequence[tuple[int, int]]
+) -> list[int]:
+    """Return a segment of an episode, the places of its images named; the arguments are those of `name_places`.
+
+    Raises ValueError for images before a model that sees none, and for fewer places than images, or places without any.
+    """
+    if image_token_id is None:
+        if images:
+            raise ValueError(f"it shows {len(images)} images, and the model of this run sees none")
+        return list(token_ids)
+    if image_token_id not in token_ids:
+        named, num_places = list(token_ids), 0
+    else:
+        named = name_places(token_ids, images, image_token_id, sampled=sampled)
+        num_places = sum(token_id >= FIRST_NAME for token_id in named)
+    if num_places < len(images) or (num_places and not images):
+        raise ValueError(
+            f"it shows {len(images)} images, and its context has {num_places} times the model's image token "
+            f"{image_token_id}"
+        )
     return named
 
 
@@ -81,7 +110,7 @@ class Images(Protocol):
     image_token_id: int
 
     def inputs(self, names_M: NDArray[np.int64], place_M: NDArray[np.int64]) -> ImageInputs:
-        """The features at these places of the rows. Raises RunError for a place that the tower has no feature for."""
+        """The features at these places of the rows."""
         ...
 
     def positions(self, token_ids_L: NDArray[np.int64]) -> NDArray[np.int64] | None:

@@ -12,6 +12,7 @@ from itertools import compress
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
+from .images import RowImages
 from .prompts import PromptMaker
 from .rendering import Prompt
 from .values import Row
@@ -32,8 +33,7 @@ class RowBatch:
     columns: list[Row]
     prompts: list[Prompt]
     token_ids: list[list[int]]
-    images: list[list[str]]
-    """Where each row's images are, see images.py."""
+    images: list[RowImages]
 
     def add(self, other: "RowBatch", chosen: list[bool]) -> None:
         """Take over the chosen rows of another one."""
@@ -93,7 +93,7 @@ def prepared_batches(
                 except UsageError as error:
                     not_rendered = error
                 else:
-                    same.add(batch, [*zip(token_ids, images, strict=True)])
+                    same.add(batch, [(ids, one.sources) for ids, one in zip(token_ids, images, strict=True)])
                     numbers = list(range(first_row - 1, first_row - 1 + len(batch)))
                     chosen = lengths.chosen(token_ids, first_row=first_row)
                     kept.add(RowBatch(numbers, shown, prompts, token_ids, images), chosen)

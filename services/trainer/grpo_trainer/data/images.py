@@ -36,6 +36,15 @@ _HINT = 'an image is a path, base64, or {"bytes": …, "path": …}; name anothe
 
 
 @dataclass(frozen=True)
+class RowImages:
+    """Where the images of a row are, in the order of its prompt; the name of the column that it had for them, and
+    whether that held a list."""
+
+    sources: list[str]
+    column: tuple[str, bool] | None = None
+
+
+@dataclass(frozen=True)
 class ImageColumn:
     """Where rows have images. `column` None is that of `USUAL_COLUMNS` which a row has filled; relative paths are those
     of `folder`. `token_id` is the model's, None for one that sees no images."""
@@ -44,21 +53,25 @@ class ImageColumn:
     folder: str = ""
     token_id: int | None = None
 
-    def taken(self, row: Row, where: str) -> tuple[Row, list[Any]]:
-        """Return the row without the column, and what it has in it. A model that sees no images leaves them alone.
+    def taken(self, row: Row, where: str) -> tuple[Row, list[Any], tuple[str, bool] | None]:
+        """Return the row without the column, what it has in it, and the column's name and whether it has a list. A
+        model that sees no images leaves them alone.
 
         Raises UsageError for images in both usual columns.
         """
         names = USUAL_COLUMNS if self.column is None else (self.column,)
         filled = [name for name in names if row.get(name) not in (None, "", [])]
         if self.token_id is None or not any(name in row for name in names):
-            return row, []
+            return row, [], None
         if len(filled) > 1:
             raise UsageError(
                 f"{where} has images in two columns, {', '.join(filled)}", hint="name one: data.image_column"
             )
-        value = row[filled[0]] if filled else []
-        return {key: one for key, one in row.items() if key not in names}, value if isinstance(value, list) else [value]
+        name = filled[0] if filled else next(name for name in names if name in row)
+        value = row[name] if filled else []
+        is_list = isinstance(row[name], list)
+        left = {key: one for key, one in row.items() if key not in names}
+        return left, value if isinstance(value, list) else [value], (name, is_list)
 
     def placed(self, prompt: Prompt, given: Sequence[Any], where: str) -> tuple[Prompt, list[str]]:
         """Return the prompt with a part for each image, and where the images are, in their order.
@@ -169,7 +182,7 @@ class ImagesOfPrompts:
         found = []
         for number, source in enumerate(row.images, start=1):
             try:
-                found.append(self._fitted(_read(source)))
+                found.append(self.fitted(_read(source)))
             except ImageError as error:
                 named = source.removeprefix(_FILE) if source.startswith(_FILE) else "in base64"
                 raise RunError(
@@ -178,8 +191,9 @@ class ImagesOfPrompts:
                 ) from error
         return found
 
-    def _fitted(self, encoded: str) -> str:
-        """The image with at most `max_pixels`, in lossless form, so that server and trainer still see the same."""
+    def fitted(self, encoded: str) -> str:
+        """The image with at most `max_pixels`, in lossless form, so that server and trainer still see the same. Raises
+        ImageError."""
         from PIL import Image
 
         if self.max_pixels is None or pixels_of(encoded) <= self.max_pixels:

@@ -17,7 +17,9 @@ class PromptRow:
     dataset: str = ""
     """Its name in `data.datasets`, or `eval/<name>` for one in `data.eval_datasets`; empty where it has no name."""
     images: tuple[str, ...] = ()
-    """Where its images are, see images.py; `token_ids` has the model's token once for each."""
+    """Where its images are, see images.py; `token_ids` has the model's token once for each, or is empty."""
+    image_column: tuple[str, bool] | None = None
+    """The column that it had for them, which `columns` may lack, and whether that held a list."""
 
 
 class PromptRows(Sequence[PromptRow]):

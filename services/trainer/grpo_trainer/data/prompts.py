@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ..errors import UsageError, storage_error_class
 from ..extension import file_of, named
 from .columns import ColumnCheck
-from .images import ImageColumn, all_files
+from .images import ImageColumn, RowImages, all_files
 from .messages import check_sendable, messages_of_text, read_message, read_tools
 from .recipes import RECIPES, Recipe, converted, with_system
 from .recipes.own import PROMPT_COLUMN, own_recipe
@@ -155,15 +155,15 @@ class PromptMaker:
 
     def with_images(
         self, rows: Sequence[Row], prompts: Sequence[Prompt], *, dataset: str, first_row: int = 1
-    ) -> tuple[list[Row], list[Prompt], list[list[str]]]:
-        """The rows without the column of their images, the prompts with a place for each, and where the images are.
+    ) -> tuple[list[Row], list[Prompt], list[RowImages]]:
+        """The rows without the column of their images, the prompts with a place for each, and the images.
 
         Raises UsageError; `first_row` counts from 1.
         """
-        shown, placed, sources = [], [], []
+        shown, placed, images = [], [], []
         for number, (row, prompt) in enumerate(zip(rows, prompts, strict=True), start=first_row):
             where = f"dataset {dataset}, row {number}"
-            left, given = self.images.taken(row, where)
+            left, given, column = self.images.taken(row, where)
             prompt, found = self.images.placed(prompt, given, where)
             # Rewards may read paths; a picture is not sent to them.
             row = row if all_files(found) else left
@@ -171,15 +171,17 @@ class PromptMaker:
                 row = {**row, self.prompt_column: prompt}  # without what its parts are images of
             shown.append(row)
             placed.append(prompt)
-            sources.append(found)
-        return shown, placed, sources
+            images.append(RowImages(found, column))
+        return shown, placed, images
 
     def check_images(
-        self, token_ids: Sequence[list[int]], images: Sequence[list[str]], *, dataset: str, first_row: int = 1
+        self, token_ids: Sequence[list[int]], images: Sequence[RowImages], *, dataset: str, first_row: int = 1
     ) -> None:
         """Raises UsageError unless the model's token stands in each prompt once for each of its images."""
-        for number, (ids, sources) in enumerate(zip(token_ids, images, strict=True), start=first_row):
-            self.images.check_rendered(ids, sources, f"dataset {dataset}, row {number}")
+        if self.without_prompt:
+            return
+        for number, (ids, of_row) in enumerate(zip(token_ids, images, strict=True), start=first_row):
+            self.images.check_rendered(ids, of_row.sources, f"dataset {dataset}, row {number}")
 
     def _check_no_prompts(self, rows: Sequence[Mapping[str, Any]], *, dataset: str, first_row: int) -> None:
         for number, row in enumerate(rows, start=first_row):

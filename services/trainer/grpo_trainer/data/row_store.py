@@ -1,8 +1,8 @@
 """Rows on disk, ready to sample from: an Arrow file, read through a memory map one row at a time.
 
 A row is its columns as JSON text, its prompt as JSON text, its token ids, its number in the dataset, of which rows may
-have been left out, and where its images are. The columns do not use Arrow's own types,
-which are one for all rows of a column and know no integer beyond 64 bits: a row must come back as it was read.
+have been left out, where its images are, and as JSON text which column had them. The columns do not use Arrow's own
+types, which are one for all rows of a column and know no integer beyond 64 bits: a row must come back as it was read.
 
 The last record batch has no rows and carries the summary.
 """
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from ..errors import storage_error_class
 from .batches import RowBatch
+from .images import RowImages
 from .prompt_row import PromptRow, PromptRows
 
 _SCHEMA = pa.schema(
@@ -33,6 +34,7 @@ _SCHEMA = pa.schema(
         ("token_ids", pa.list_(pa.int32())),
         ("number", pa.int64()),
         ("images", pa.list_(pa.string())),
+        ("image_column", pa.string()),
     ]
 )
 _SUMMARY = b"summary"
@@ -62,7 +64,7 @@ class Summary:
     most_images: int = 0
     """Of a row."""
     first_with_images: int | None = None
-    """Place of the first row that has images."""
+    """Place of the first row whose prompt has images."""
 
     def with_batch(self, batch: RowBatch) -> "Summary":
         lengths = [len(ids) for ids in batch.token_ids]
@@ -73,14 +75,15 @@ class Summary:
             shortest_prompt=min(lengths if not self.num_rows else [*lengths, self.shortest_prompt]),
             longest_prompt=max(*lengths, self.longest_prompt),
             first_with_images=self._first_with_images(batch),
-            most_images=max(self.most_images, *(len(sources) for sources in batch.images)),
+            most_images=max(self.most_images, *(len(one.sources) for one in batch.images)),
             largest_token=max(max(ids, default=-1) for ids in [*batch.token_ids, [self.largest_token]]),
         )
 
     def _first_with_images(self, batch: RowBatch) -> int | None:
         if self.first_with_images is not None:
             return self.first_with_images
-        return next((self.num_rows + place for place, sources in enumerate(batch.images) if sources), None)
+        shown = (bool(one.sources and ids) for one, ids in zip(batch.images, batch.token_ids, strict=True))
+        return next((self.num_rows + place for place, is_shown in enumerate(shown) if is_shown), None)
 
 
 class RowStore(PromptRows):
@@ -119,13 +122,16 @@ class RowStore(PromptRows):
         batch_number, place = divmod(index, self.summary.rows_per_batch)
         with self._lock:
             batch = self._reader.get_batch(batch_number)
-        columns, prompt, token_ids, number, images = (batch.column(name)[place].as_py() for name in _SCHEMA.names)
+        columns, prompt, token_ids, number, images, image_column = (
+            batch.column(name)[place].as_py() for name in _SCHEMA.names
+        )
         return PromptRow(
             index=number,
             token_ids=token_ids,
             prompt=json.loads(prompt),
             columns=json.loads(columns),
             images=tuple(images),
+            image_column=None if image_column is None else tuple(json.loads(image_column)),
         )
 
 
@@ -209,9 +215,11 @@ def _record_batch(
     prompts: Iterable[str],
     token_ids: list[list[int]],
     numbers: list[int],
-    images: list[list[str]],
+    images: list[RowImages],
 ) -> pa.RecordBatch:
-    of_fields = (list(columns), list(prompts), token_ids, numbers, images)
+    sources = [one.sources for one in images]
+    image_columns = [None if one.column is None else json.dumps(one.column) for one in images]
+    of_fields = (list(columns), list(prompts), token_ids, numbers, sources, image_columns)
     return pa.record_batch(
         [pa.array(values, field.type) for field, values in zip(_SCHEMA, of_fields, strict=True)], schema=_SCHEMA
     )

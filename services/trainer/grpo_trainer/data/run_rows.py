@@ -57,7 +57,7 @@ class TrainingRows(PromptRows):
 
     @property
     def first_with_images(self) -> PromptRow | None:
-        """The first row that has images; None without any."""
+        """The first row whose prompt has images; None without any."""
         stores = (store for store in self.stores.values() if store.summary.first_with_images is not None)
         store = next(stores, None)
         return None if store is None else store[store.summary.first_with_images or 0]

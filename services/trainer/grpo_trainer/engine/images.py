@@ -80,14 +80,6 @@ class SeenImages:
         deep_DMH: list[torch.Tensor] = []
         for start, end in pairwise([0, *(np.flatnonzero(np.diff(keys_M)) + 1), len(keys_M)]):
             of_prompt, numbers = self._features[int(keys_M[start])], number_M[start:end]
-            count = len(of_prompt.feature_KH)
-            if numbers.max() + 1 != count:  # a row has all places of its prompt
-                raise RunError(
-                    f"a prompt has {numbers.max() + 1} image tokens, and the trainer's image processor makes {count} "
-                    "of its images",
-                    hint="use the same checkpoint and the same libraries on both sides, and no --mm-processor-kwargs "
-                    "on the rollout servers",
-                )
             index = torch.from_numpy(numbers).to(self._tower.device)
             feature_MH.append(of_prompt.feature_KH[index])
             if of_prompt.deep_DKH is not None:
@@ -144,7 +136,8 @@ class VisionTower:
     def see(self, sequences: Sequence[TrainingSequence]) -> SeenImages | None:
         """Look at the images of all sequences of this rank; None where no rank has any.
 
-        Images of the batch before are not looked at again. A collective when the model is sharded.
+        Images of the batch before are not looked at again. A collective when the model is sharded. Raises RunError for
+        a sequence with other places than the tower has features of its images.
         """
         # The sequences of a group share their images: hash these once, they are megabytes.
         prompts = {key_of(images): images for images in dict.fromkeys(one.images for one in sequences) if images}
@@ -156,6 +149,8 @@ class VisionTower:
         for _ in range(passes - num_images):
             self._look(_blank())
         self._features = seen
+        for one in sequences:
+            _check_places(one, seen)
         return SeenImages(seen, self) if seen else None
 
     def features_of(self, images: Sequence[str]) -> Features:
@@ -193,6 +188,20 @@ class VisionTower:
             return in_space
 
         return positions
+
+
+def _check_places(sequence: TrainingSequence, seen: Mapping[int, Features]) -> None:
+    """A row may lack the last of them: those of images that an episode shows behind its last trained turn."""
+    names = sequence.token_ids_L[are_places(sequence.token_ids_L)]
+    if not len(names):
+        return
+    count = len(seen[int(keys_and_places(names[:1])[0][0])].feature_KH)
+    if len(names) != count:
+        raise RunError(
+            f"a prompt has {len(names)} image tokens, and the trainer's image processor makes {count} of its images",
+            hint="use the same checkpoint and the same libraries on both sides, and no --mm-processor-kwargs on the "
+            "rollout servers",
+        )
 
 
 def _joined(features: Any) -> torch.Tensor:

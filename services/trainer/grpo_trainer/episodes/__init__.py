@@ -21,5 +21,5 @@ child.py        one episode's process: it calls the user's code; time_limit.py: 
 plays.py        an environment, tools alone, a class for TRL; tools.py: functions that the policy calls
 swift_plays.py  classes for ms-swift: an environment of its gym, a scheduler of turns
 reward_functions.py  functions written for TRL that pay by the state of an environment
-messages.py     the messages that a user's code returns, checked and cut
+messages.py     the messages that a user's code returns, checked and cut; pictures.py: the images in them
 """

@@ -14,6 +14,7 @@ import traceback
 from typing import Any
 
 from .frames import Frame, FrameError, packed, receive, unpacked
+from .pictures import opened, row_with_images
 from .plays import Environment, Play, Toolbox, TrlClass
 from .reward_functions import PaidByFunctions
 from .swift_plays import GymEnvironment, Scheduler, is_gym_environment
@@ -42,6 +43,8 @@ def serve(channel: socket.socket, parts: dict[str, Any], kind: dict[str, Any], *
                 return
             if play is None:
                 play = play_of(kind, parts)
+            if call == "reset":
+                request = _with_images(request)
             answer: Frame = {"ok": getattr(play, call)(**request)}
         except (KeyboardInterrupt, FrameError):
             raise
@@ -74,6 +77,13 @@ def play_of(kind: dict[str, Any], parts: dict[str, Any]) -> Play:
         play = TrlClass(name, parts[factory], tools, drops_environment=kind["by_name"])
     functions = {name.rpartition(":")[2]: parts[name] for name in kind["rewards"]}
     return PaidByFunctions(play, functions) if functions else play
+
+
+def _with_images(reset: Frame) -> Frame:
+    """The call with the images of its row, which come by themselves: a row and its prompt show the same."""
+    images, column = reset.pop("images", ()), reset.pop("image_column", None)
+    row, prompt = row_with_images(reset["row"], reset["prompt"], images, column, form=opened)
+    return {**reset, "row": row, "prompt": prompt}
 
 
 def give_seeds(seed: int) -> None:

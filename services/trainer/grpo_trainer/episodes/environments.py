@@ -3,6 +3,7 @@
 reset → messages ─► the policy's turn ─► step → messages, reward, done ─► the next turn …
 """
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,12 +12,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from grpo_proto import ConflictError, InfrastructureError, RewardScore
+from grpo_proto.images import ImageError
 from grpo_proto.messages.base import Message
 from grpo_proto.messages.errors import DataError
 from grpo_proto.messages.sessions import GeneratedTurn, GenerateTurn
 
 from ..config.episodes import ENVIRONMENT_COLUMN, ENVIRONMENT_REWARD, EpisodesConfig
+from ..data.images import SEES_NONE, ImagesOfPrompts
+from ..errors import RunError
 from .identity import EpisodeAsked
+from .pictures import MAX_PICTURE_MIB, fitted, has_pictures, without_pictures
 from .played import Ending, Played, score_of
 from .processes import CallFailedError, EpisodeProcess, EpisodeProcessError, LateProcessError, Nursery
 from .recording import Recording, ServerLostError
@@ -24,6 +29,10 @@ from .tools import late_results
 
 log = logging.getLogger(__name__)
 
+LIMITS = ("session_limit", "context_length_exceeded")
+TOO_MANY_IMAGES = "too_many_images"
+OF_IMAGES = (TOO_MANY_IMAGES, "unusable_image", "images_too_large", "image_placeholders", "images_refused")
+"""What a server says of images that cannot be shown."""
 CLOSE_S = 5.0
 """Limit for an environment's `close`."""
 
@@ -31,8 +40,16 @@ CLOSE_S = 5.0
 class EnvironmentPlayer:
     """Plays one episode. `log_file`: what its process prints."""
 
-    def __init__(self, nursery: Nursery, config: EpisodesConfig, asked: EpisodeAsked, log_file: Path):
+    def __init__(
+        self,
+        nursery: Nursery,
+        config: EpisodesConfig,
+        asked: EpisodeAsked,
+        log_file: Path,
+        images: ImagesOfPrompts = SEES_NONE,
+    ):
         self.nursery, self.config, self.asked, self.log_file = nursery, config, asked, log_file
+        self.images = images
         self.kind = _kind(config, asked.row.columns)
         self.transcript: list[dict[str, Any]] = []
         self.turn_rewards: dict[int, float] = {}
@@ -46,8 +63,9 @@ class EnvironmentPlayer:
         rewards: dict[str, RewardScore] = {}
         try:
             await self._fork()
-            first = await self._call("reset", row=self.asked.row.columns, prompt=_prompt(self.asked),
-                                     seed=self.asked.environment_seed)  # fmt: skip
+            row = self.asked.row
+            first = await self._call("reset", row=row.columns, prompt=row.prompt, seed=self.asked.environment_seed,
+                                     images=await self._images_of_row(), image_column=row.image_column)  # fmt: skip
             await recording.open()
             ending = await self._turns(recording, first)
             if ending.status == "truncated":
@@ -73,9 +91,10 @@ class EnvironmentPlayer:
     async def _turns(self, recording: Recording, first: dict[str, Any]) -> Ending:
         """Play turn by turn until the environment is done or the episode meets a limit."""
         messages, tools, parent = first["messages"], first["tools"] or None, None
-        self.transcript += messages
+        self.transcript += without_pictures(messages)
         self.has_tools = tools is not None
         for _ in range(self.config.max_turns):
+            messages = await self._fitted(messages)
             try:
                 request = GenerateTurn(
                     messages=[Message.model_validate(message) for message in messages],
@@ -94,7 +113,7 @@ class EnvironmentPlayer:
             by_tools = self.config.environment and self.config.tools and turn.message.get("tool_calls")
             self.unseen = turn if by_tools else None
             messages, parent = step["messages"], turn.turn
-            self.transcript += messages
+            self.transcript += without_pictures(messages)
             if turn.finish_reason == "length":
                 return Ending("truncated", "policy", f"turn {turn.turn} was cut after {len(turn.token_ids)} tokens")
             if step["done"]:
@@ -120,11 +139,11 @@ class EnvironmentPlayer:
             raise ServerLostError(str(error)) from error
         except DataError as error:
             kind = error.detail.type
-            if kind in ("session_limit", "context_length_exceeded"):
+            if kind in LIMITS or (kind == TOO_MANY_IMAGES and request.parent is not None):
                 return Ending("truncated", "policy", error.detail.message)
             if error.status == 410:
                 return Ending("failed", "infrastructure", error.detail.message)  # the record knows why
-            if kind == "invalid_messages":
+            if kind == "invalid_messages" or kind in OF_IMAGES:
                 raise CallFailedError(f"its messages cannot be rendered: {error.detail.message}", late=False) from error
             raise
 
@@ -169,6 +188,36 @@ class EnvironmentPlayer:
             log.warning("episode %s: its environment did not close: %s", self.asked.id, error)
         return rewards
 
+    # --- images ---------------------------------------------------------------------------------------------------
+
+    async def _images_of_row(self) -> list[str]:
+        """Raises RunError for images that cannot be read any more, and for more than a call can hold."""
+        if not self.asked.row.images:
+            return []
+        images = await asyncio.to_thread(self.images.encoded, self.asked.row)
+        if (size := sum(map(len, images))) > MAX_PICTURE_MIB * 2**20:
+            raise RunError(
+                f"the images of row {self.asked.row.index + 1} have {size / 2**20:.1f} MiB in base64; an episode can "
+                f"show {MAX_PICTURE_MIB} MiB of a row",
+                hint="make larger ones smaller by data.max_image_pixels, or give other files",
+            )
+        return images
+
+    async def _fitted(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The messages with their images as large as they may be. Raises CallFailedError for what cannot be shown."""
+        if not has_pictures(messages):
+            return messages
+        if self.images.token_id is None:
+            raise CallFailedError(
+                "its messages show an image, and images of this model are not trained on: docs/model-families.md has "
+                "those that are",
+                late=False,
+            )
+        try:
+            return await asyncio.to_thread(fitted, messages, self.images.fitted)
+        except ImageError as error:
+            raise CallFailedError(f"its messages show an image that cannot be used: {error}", late=False) from error
+
     # --- process -------------------------------------------------------------------------------------------------
 
     async def _fork(self) -> None:
@@ -194,7 +243,3 @@ def _kind(config: EpisodesConfig, columns: Mapping[str, Any]) -> dict[str, Any]:
         "by_name": by_name, "tools": list(config.tools), "rewards": list(config.reward_funcs),
         "max_turns": config.max_turns,
     }  # fmt: skip
-
-
-def _prompt(asked: EpisodeAsked) -> str | list[dict[str, Any]]:
-    return asked.row.prompt

@@ -7,9 +7,15 @@ from typing import Any, Literal
 from grpo_proto import RewardScore
 from grpo_proto.messages.sessions import RecordedSegment, RecordedTurn, SessionStats, Trajectory
 
+from ..algorithm.image_tokens import segment_tokens
 from ..algorithm.sequences import Cause, Episode, EpisodeStatus, Segment, Turn
+from .pictures import without_pictures
 
 Lost = Literal["server", "environment", "program"]
+
+
+class RecordError(Exception):
+    """The images of a server's record are not those that its tokens have places for."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +54,9 @@ def played(
     rewards: Mapping[str, RewardScore] | None = None,
     turn_rewards: Mapping[int, float] | None = None,
     weights: Mapping[str, float] | None = None,
+    image_token_id: int | None = None,
 ) -> Played:
-    """Put together what the server has recorded and what the trainer knows.
+    """Put together what the server has recorded and what the trainer knows. Raises RecordError.
 
     Args:
         trajectory: None when the server has lost it.
@@ -57,14 +64,19 @@ def played(
         rewards: by name, beside those that were posted to the session.
         turn_rewards: number of a turn → its reward. Added to what was posted for the turn, each by its weight.
         weights: reward → its weight, for rewards that were posted for a turn.
+        image_token_id: the model's, None for one that sees no images.
     """
     recorded = trajectory.segments if trajectory is not None else []
     posted = trajectory.rewards if trajectory is not None else {}
     scores = {name: score_of(value) for name, value in posted.items()} | dict(rewards or {})
-    transcript = list(messages) or _newest_messages(recorded)
+    transcript = list(messages) or without_pictures(_newest_messages(recorded))
     episode = Episode(
         episode_id,
-        [_segment(one, turn_rewards or {}, weights or {}) for one in recorded],
+        [
+            _segment(one, turn_rewards or {}, weights or {}, *_tokens_and_images(number, trajectory, image_token_id))
+            for number, one in enumerate(recorded)
+            if trajectory is not None
+        ],
         attempt=attempt,
         status=ending.status,
         cause=ending.cause,
@@ -85,15 +97,47 @@ def score_of(score: float | None, *, detail: str | None = None, **logged: Any) -
     return RewardScore(score=score, status="ok", detail=detail, **logged)
 
 
-def _segment(recorded: RecordedSegment, rewards: Mapping[int, float], weights: Mapping[str, float]) -> Segment:
+def _segment(
+    recorded: RecordedSegment,
+    rewards: Mapping[int, float],
+    weights: Mapping[str, float],
+    token_ids: list[int],
+    images: tuple[str, ...],
+) -> Segment:
     return Segment(
-        recorded.token_ids,
+        token_ids,
         [_turn(turn, rewards, weights) for turn in recorded.turns],
         recorded.logprobs,
+        images,
         parent=recorded.parent,
         fork_at=recorded.fork_at,
         fork_reason=recorded.fork_reason,
     )
+
+
+def _tokens_and_images(
+    number: int, trajectory: Trajectory, image_token_id: int | None
+) -> tuple[list[int], tuple[str, ...]]:
+    """The token ids of a segment, with names for the places of its images, and these."""
+    recorded = trajectory.segments[number]
+    if missing := [name for name in recorded.images if name not in trajectory.images]:
+        raise RecordError(f"the record of segment {number} is without its image {missing[0][:100]}")
+    images = tuple(trajectory.images[name] for name in recorded.images)
+    try:
+        sampled = _sampled(number, trajectory.segments)
+        return segment_tokens(recorded.token_ids, images, image_token_id, sampled), images
+    except ValueError as error:
+        raise RecordError(f"the record of segment {number} cannot be used: {error}") from error
+
+
+def _sampled(number: int, segments: Sequence[RecordedSegment]) -> list[tuple[int, int]]:
+    """Start and end of all that the policy has said in a segment, also where it forked: there it is context."""
+    segment = segments[number]
+    spans = [(turn.start, turn.end) for turn in segment.turns]
+    if segment.parent is None or segment.fork_at is None or not 0 <= segment.parent < number:
+        return spans
+    before = _sampled(segment.parent, segments)
+    return [(start, min(end, segment.fork_at)) for start, end in before if start < segment.fork_at] + spans
 
 
 def _turn(recorded: RecordedTurn, rewards: Mapping[int, float], weights: Mapping[str, float]) -> Turn:

@@ -18,7 +18,8 @@ import inspect
 import math
 from typing import Any, Protocol
 
-from .messages import EnvironmentFault, cut, first_messages, new_messages
+from .messages import EnvironmentFault, first_messages, new_messages
+from .pictures import is_pillow, shows_picture
 from .time_limit import call
 from .tools import Tools
 
@@ -112,7 +113,7 @@ class Toolbox:
 
 
 class TrlClass(Toolbox):
-    """Plays as TRL 1.16 does: the whole row into `reset`, and the text that returns behind the last message; public
+    """Plays as TRL 1.16 does: the whole row into `reset`, and what that returns behind the last message; public
     methods are tools; `get_reward` once, under the class's name, or that of a function that makes one.
 
     `drops_environment`: the class was chosen by the row's `environment`, which TRL keeps to itself.
@@ -134,9 +135,9 @@ class TrlClass(Toolbox):
         if not messages or messages[-1]["role"] in ("system", "developer"):  # a row without a prompt of its own
             messages.append({"role": "user", "content": ""})
         if observation is not None:
-            text = _text(observation)
             last = messages[-1]
-            messages[-1] = {**last, "content": cut(str(last.get("content") or "") + text)}
+            content = [*_as_parts(last.get("content") or ""), *_as_parts(observation)]
+            messages[-1:] = new_messages([{**last, "content": content}], by="reset")
         return {"messages": messages, "tools": self.tools.schemas}
 
     def finish(self, *, timeout_s: float) -> dict[str, Paid]:
@@ -152,15 +153,17 @@ def tool_methods(kind: type) -> list[str]:
     return [name for name in names if not name.startswith("_") and name not in ("reset", "get_reward")]
 
 
-def _text(observation: Any) -> str:
-    """The text of what a class for TRL returns from `reset`: a text, or a list of parts."""
-    if isinstance(observation, str):
-        return observation
+def _as_parts(observation: Any) -> list[Any]:
+    """The parts of what a class for TRL returns from `reset`: a text, or a list of parts."""
+    if isinstance(observation, str) or is_pillow(observation):
+        return [observation]
     if isinstance(observation, list) and all(
-        isinstance(part, dict) and part.get("type") == "text" for part in observation
+        shows_picture(part) or (isinstance(part, dict) and part.get("type") == "text") for part in observation
     ):
-        return "".join(str(part.get("text", "")) for part in observation)
-    raise EnvironmentFault(f"reset returned {type(observation).__name__}: only None, a text or text parts can be shown")
+        return observation
+    raise EnvironmentFault(
+        f"reset returned {type(observation).__name__}: only None, a text, or parts of texts and images can be shown"
+    )
 
 
 def number(value: Any, what: str, *, nan_is_none: bool = False) -> float | None:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from grpo_proto import ConflictError, InfrastructureError, RewardScore, Sampling
@@ -13,8 +14,9 @@ from grpo_proto.messages.sessions import CloseSession, OpenSession, SessionLimit
 
 from ..algorithm.sequences import was_broken
 from ..config.episodes import EpisodesConfig
+from ..data.images import SEES_NONE, ImagesOfPrompts
 from .identity import EpisodeAsked
-from .played import Ending, Played, played
+from .played import Ending, Played, RecordError, played
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +47,15 @@ class Place:
 class Recording:
     """Use it as an asynchronous context manager: whatever happens, the server forgets the session."""
 
-    def __init__(self, asked: EpisodeAsked, place: Place, config: EpisodesConfig, run: str):
-        self.asked, self.place, self.config = asked, place, config
+    def __init__(
+        self,
+        asked: EpisodeAsked,
+        place: Place,
+        config: EpisodesConfig,
+        run: str,
+        images: ImagesOfPrompts = SEES_NONE,
+    ):
+        self.asked, self.place, self.config, self.images = asked, place, config, images
         self.session_id = asked.session_id(run)
         self._session: SessionClient | None = None
 
@@ -104,7 +113,11 @@ class Recording:
         turn_rewards: Mapping[int, float] | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> Played:
-        """Close the session and return the episode. The server's own reason for its end outranks `ending`."""
+        """Close the session and return the episode. The server's own reason for its end outranks `ending`.
+
+        A record that cannot be used, such as one whose images have no places, is a failure that nobody tries again: the
+        next attempt would have the same.
+        """
         trajectory: Trajectory | None = None
         if self._session is not None and ending.lost != "server":
             try:
@@ -112,16 +125,22 @@ class Recording:
                 ending = _outranked(ending, trajectory)
             except ServerLostError as error:
                 ending = Ending("failed", "infrastructure", str(error), lost="server")
-        found = played(
+        say = partial(
+            played,
             self.asked.id,
             self.asked.attempt,
-            trajectory,
-            ending,
             messages=messages,
             rewards=rewards,
             turn_rewards=turn_rewards,
             weights=self.config.weights,
+            image_token_id=self.images.token_id,
         )
+        try:
+            found = say(trajectory, ending)
+        except RecordError as error:
+            log.warning("episode %s: %s", self.asked.id, error)
+            ending = Ending("failed", "infrastructure", str(error))
+            found = say(None, ending)
         found.metrics.update(metrics or {})
         if was_broken(ending.status, ending.cause):
             # The policy did not cause it: what is left of the scores would be a wrong episode's.

@@ -13,6 +13,7 @@ import logging
 from pathlib import Path
 
 from ..config.episodes import EpisodesConfig
+from ..data.images import SEES_NONE, ImagesOfPrompts
 from .environments import EnvironmentPlayer
 from .identity import EpisodeAsked
 from .kept_logs import KeptLogs
@@ -29,11 +30,12 @@ class EpisodeRunner:
 
     Args:
         run: a name of the run that a resume keeps, and no other run has; part of the sessions' ids.
+        images: how the policy is shown those of rows, environments and tools.
         log_dir: what the processes of episodes print goes there, 1 MiB each, of the newest 4,096; `RUN/agents`.
     """
 
-    def __init__(self, config: EpisodesConfig, *, run: str, log_dir: Path):
-        self.config, self.run = config, run
+    def __init__(self, config: EpisodesConfig, *, run: str, log_dir: Path, images: ImagesOfPrompts = SEES_NONE):
+        self.config, self.run, self.images = config, run, images
         self.logs = KeptLogs(log_dir)
         self.nursery = Nursery(
             environments=[config.environment] if config.environment else [],
@@ -60,10 +62,10 @@ class EpisodeRunner:
         Returns in all cases but two: UsageError for a row that names no environment, and ServiceError for a server that
         refuses the run itself (401, a context that its model does not have).
         """
-        async with Recording(asked, place, self.config, self.run) as recording:
+        async with Recording(asked, place, self.config, self.run, self.images) as recording:
             log_file = self.logs.file_of(recording.session_id)
             player = ProgramPlayer if self.config.agent else EnvironmentPlayer
             try:
-                return await player(self.nursery, self.config, asked, log_file).play(recording)
+                return await player(self.nursery, self.config, asked, log_file, self.images).play(recording)
             finally:
                 self.logs.ended(log_file)

@@ -68,7 +68,7 @@ def new_sampler(
         deadline_s = config.rollout.request_deadline_s
         stage = SingleTurn(fleet, run_id=run, deadline_s=deadline_s, retry_for_s=retry_for_s, images=images)
         return stage, nullcontext()
-    runner = EpisodeRunner(config.episodes, run=run, log_dir=log_dir)
+    runner = EpisodeRunner(config.episodes, run=run, log_dir=log_dir, images=images)
     sampler = Episodes(fleet, runner, config.episodes, retry_for_s)
     return sampler, _players(sampler, runner)
 

@@ -1,4 +1,5 @@
 """Functions that the policy calls, inside the process of an episode. Whatever goes wrong is an observation for it.
+A result is its text, an image of Pillow, or a list of parts.
 
 The texts of failures are TRL's, so that a policy sees the same from either trainer.
 """
@@ -8,10 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .messages import MAX_CHARACTERS, EnvironmentFault, cut, text_of
+from .messages import EnvironmentFault, Room
+from .pictures import is_pillow
 from .time_limit import call
 
 Message = dict[str, Any]
+Content = str | list[dict[str, Any]]
 
 
 class Tools:
@@ -24,20 +27,19 @@ class Tools:
     def answer(self, message: Message, *, timeout_s: float, budget_s: float) -> dict[str, Any]:
         """Call what `message` asks for, one after the other: `timeout_s` each, `budget_s` all together."""
         until_s = time.monotonic() + budget_s
-        messages, failures, left = [], 0, MAX_CHARACTERS
+        messages, failures, room = [], 0, Room()
         for asked in message["tool_calls"]:
             limit_s = min(timeout_s, until_s - time.monotonic())
-            text, failed = self._answer(asked["function"], limit_s)
+            content, failed = self._answer(asked["function"], limit_s, room)
             failures += failed
-            messages.append(result(asked, cut(text, left)))
-            left = max(0, left - len(text))
+            messages.append(result(asked, content))
         return {
             "messages": messages, "reward": None, "done": False,
             "tool_calls": len(messages), "tool_failures": failures,
         }  # fmt: skip
 
-    def _answer(self, function: dict[str, Any], limit_s: float) -> tuple[str, bool]:
-        """The text of one result, and whether the call failed."""
+    def _answer(self, function: dict[str, Any], limit_s: float, room: Room) -> tuple[Content, bool]:
+        """The content of one result, and whether the call failed."""
         name = function["name"]
         try:
             if name not in self.functions:
@@ -45,11 +47,11 @@ class Tools:
             if limit_s <= 0:
                 raise TimeoutError("not called: the calls before it have used up the time")
             found = call(self.functions[name], timeout_s=limit_s, **arguments_of(function))
-            return (text_of(found, name) if isinstance(found, list) and _are_parts(found) else str(found)), False
+            return room.content(found if is_pillow(found) or _are_parts(found) else str(found), name), False
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit, too: a tool that calls exit() has failed
-            return failure(str(error) or type(error).__name__), True
+            return room.text(failure(str(error) or type(error).__name__)), True
 
 
 def arguments_of(function: dict[str, Any]) -> dict[str, Any]:
@@ -69,9 +71,9 @@ def failure(text: str) -> str:
     return str({"error": text})
 
 
-def result(asked: dict[str, Any], text: str) -> Message:
+def result(asked: dict[str, Any], content: Content) -> Message:
     """The message that answers one call."""
-    return {"role": "tool", "tool_call_id": asked["id"], "name": asked["function"]["name"], "content": text}
+    return {"role": "tool", "tool_call_id": asked["id"], "name": asked["function"]["name"], "content": content}
 
 
 def late_results(message: Message, why: str) -> list[Message]:
@@ -79,8 +81,13 @@ def late_results(message: Message, why: str) -> list[Message]:
     return [result(asked, failure(why)) for asked in message.get("tool_calls", ())]
 
 
-def _are_parts(found: list[Any]) -> bool:
-    return bool(found) and all(isinstance(part, dict) and "type" in part for part in found)
+def _are_parts(found: Any) -> bool:
+    """Whether a tool's result is a list of parts, or of images and texts."""
+    if not isinstance(found, list) or not found:
+        return False
+    if any(map(is_pillow, found)):
+        return all(is_pillow(part) or isinstance(part, str | dict) for part in found)
+    return all(isinstance(part, dict) and "type" in part for part in found)
 
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:

@@ -66,11 +66,15 @@ def check_free(infos: dict[str, RolloutInfo], *, trainer_id: str, take_over: boo
         )
 
 
-def check_sessions(infos: dict[str, RolloutInfo], *, with_tools: bool, template: str | None = None) -> None:
-    """Check that the servers can record episodes; `with_tools`: of a policy that calls some.
+def check_sessions(
+    infos: dict[str, RolloutInfo], *, with_tools: bool, with_images: bool = False, template: str | None = None
+) -> None:
+    """Check that the servers can record episodes; `with_tools`: of a policy that calls some; `with_images`: of rows
+    that have some.
 
     `template` is the run's own chat template: the servers render the turns. Raises UnavailableError for an older
-    server, for another chat template or one whose turns cannot be continued, and for a server that reads no calls.
+    server, for another chat template or one whose turns cannot be continued, and for a server that reads no calls or
+    takes no images.
     """
     for url, info in infos.items():
         where, sessions = f"the rollout server {url}", info.sessions
@@ -93,4 +97,9 @@ def check_sessions(infos: dict[str, RolloutInfo], *, with_tools: bool, template:
             raise UnavailableError(
                 f"{where} reads no tool calls, and the episodes of this run have tools",
                 hint="start it with --enable-auto-tool-choice --tool-call-parser NAME, such as hermes for Qwen",
+            )
+        if with_images and not sessions.images:
+            raise UnavailableError(
+                f"{where}, version {info.version}, takes no images in episodes, and rows of this run have some",
+                hint="install the same release of grpo-services on both sides, or leave the rows with images out",
             )
