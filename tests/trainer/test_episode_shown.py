@@ -56,6 +56,18 @@ def test_an_answer_has_its_turn_and_a_branch_stands_beside_with_its_reason():
     assert beside.turn.fork == "segment 1 forks from segment 0 at token 2: another program"
 
 
+def test_an_image_stands_where_a_message_shows_it():
+    question = {"role": "user", "content": [{"type": "text", "text": "Is "}, {"type": "image"}]}
+    tool = {"role": "tool", "content": [{"type": "image"}, {"type": "text", "text": " it"}]}
+    transcript = [question, {"role": "assistant", "content": "a"}, tool]
+    episode = replace(conversation(), transcript=transcript, opening=1)
+    assert [message.text for message in shown_of(episode).messages] == ["a", "<image> it"]
+    (line,) = completion_records(1, [Group(0, ROW, [episode])])
+    assert (line["prompt"][0]["content"], line["messages"][2]["content"]) == (question["content"], tool["content"])
+    json.dumps(groups_shown([Group(0, ROW, [episode])]))
+    assert groups_shown([Group(0, ROW, [episode])])[0]["prompt"] == "[user]\nIs <image>"
+
+
 @pytest.mark.parametrize(
     ("status", "cause", "advantage", "mask_truncated", "left_out"),
     [

@@ -14,6 +14,7 @@ from tests.trainer.made_vision import picture
 
 from grpo_proto.images import decode_image
 from grpo_trainer.config.data import DataConfig
+from grpo_trainer.data.episode_rows import RowsOfEpisodes
 from grpo_trainer.data.images import ImagesOfPrompts
 from grpo_trainer.data.repeats import repeats
 from grpo_trainer.data.row_store import RowStore
@@ -186,6 +187,27 @@ def test_an_image_that_has_gone_ends_the_run_by_its_name(load: Load, tmp_path: P
     (tmp_path / "pictures" / "red.png").unlink()
     with pytest.raises(RunError, match=r"red.png of a row cannot be read any more: No such file"):
         ImagesOfPrompts(TOKEN_ID).encoded(row)
+
+
+@pytest.mark.parametrize(
+    ("row", "column"),
+    [
+        ({"image": RED}, ("image", False)),
+        ({"images": [RED, BLUE]}, ("images", True)),
+        ({"image": None}, ("image", False)),
+        ({"door": 1}, None),
+    ],
+)
+def test_a_row_of_episodes_needs_no_prompt_for_its_images(
+    tmp_path: Path, row: dict[str, Any], column: tuple[str, bool] | None
+):
+    """They are what its environment shows; the canary's prompts are made of others."""
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    config = DataConfig(dataset=str(tmp_path / "rows.jsonl"))
+    kept = load_prompt_rows(config, TOKENIZER, of_episodes=RowsOfEpisodes(), image_token_id=TOKEN_ID)
+    images = [one for one in (RED, BLUE) if str(one) in str(row)]
+    assert (kept[0].images, kept[0].image_column, kept[0].token_ids) == (tuple(images), column, [])
+    assert (kept.summary.most_images, kept.summary.first_with_images) == (len(images), None)
 
 
 def test_a_page_shows_where_an_image_stands():

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.trainer.made_episodes import VERSION
+from tests.trainer.made_episodes import VERSION, decided
 from tests.trainer.made_forests import SHARING, learnt
 from tests.trainer.made_vision import FAMILIES, IMAGE_TOKEN, picture, save_family, seen_sequences
 
 from grpo_proto.images import decode_image
 from grpo_trainer.algorithm.batching import collate
-from grpo_trainer.algorithm.image_tokens import are_places
-from grpo_trainer.algorithm.sequences import TrainingSequence
+from grpo_trainer.algorithm.image_tokens import are_places, name_places
+from grpo_trainer.algorithm.sequences import Episode, Segment, TrainingSequence, Turn
 from grpo_trainer.config.lora import LoraConfig
 from grpo_trainer.engine.family import IMAGE_FAMILIES
 from grpo_trainer.engine.images import VisionTower
@@ -67,6 +67,40 @@ def test_an_update_with_images_is_what_transformers_computes_shared_or_not(name:
     assert (both[1][2] - both[0][2]).norm() < 2e-6 * both[0][2].norm()
     red, blue = parts[1], parts[3]
     assert not torch.allclose(red[:1], blue[:1], atol=1e-3), "another image, the same question"
+
+
+@pytest.mark.parametrize("name", ["idefics3", "qwen2_vl"])
+def test_an_image_behind_the_last_trained_turn_is_left_out_of_shared_rows(name: str, tmp_path: Path):
+    """An episode shows one before each of its turns; of two episodes, which see other images, one has its last turn
+    masked."""
+    model = save_family(name, tmp_path)
+    tower = VisionTower.of(model, str(tmp_path), device=CPU, sharded=False)
+    assert tower is not None
+    taken = []
+    for number, masked in enumerate((None, "too old")):
+        images = (picture(2 * number), picture(2 * number + 1))
+        places = [[97, *[IMAGE_TOKEN] * len(tower.features_of([image]).feature_KH), 96] for image in images]
+        first, said = [94, *places[0]], [10 + number, IMAGE_TOKEN, 12]
+        second, answer = [95, *places[1]], [20, 21]
+        token_ids = [*first, *said, *second, *answer]
+        begin = len(first) + len(said) + len(second)
+        turns = [
+            Turn(len(first), len(first) + len(said), [(VERSION, len(said))], "stop"),
+            Turn(begin, len(token_ids), [(VERSION, len(answer))], "stop", masked=masked),
+        ]
+        named = name_places(token_ids, images, IMAGE_TOKEN, sampled=[(turn.start, turn.end) for turn in turns])
+        assert named[turns[0].start : turns[0].end] == said
+        taken.append((Episode(f"e-{number}", [Segment(named, turns, [-4.0] * 5, images)]), 1.0))
+    sequences = decided(taken)
+    assert [len(one.needed_ids) < one.num_tokens - 2 for one in sequences] == [False, True]
+    policy = Policy(model, temperature=0.9, chunk_tokens=8)
+    padded, shared = (
+        learnt(policy, [collate(sequences, version=VERSION, update_tokens=1, pad_token_id=0, device="cpu",
+                                prefixes=prefixes, images=tower.see(sequences))])
+        for prefixes in (None, SHARING)
+    )  # fmt: skip
+    torch.testing.assert_close(shared[0], padded[0], rtol=1e-6, atol=2e-6)
+    assert (shared[2] - padded[2]).norm() < 2e-6 * padded[2].norm()
 
 
 @pytest.mark.parametrize("more", [-1, 1])

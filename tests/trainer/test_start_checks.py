@@ -76,17 +76,18 @@ def test_a_rendezvous_that_cannot_be_opened():
         (None, "http://a, version .*, has no sessions"),
         ({"tool_parser": None}, r"reads no tool calls.*--enable-auto-tool-choice --tool-call-parser"),
         ({"template": {"usable": False, "problem": "it drops the answer"}}, "cannot continue turns .*drops the answer"),
-        ({"tool_parser": "hermes"}, None),
+        ({"tool_parser": "hermes"}, "takes no images in episodes, and rows of this run have some"),
+        ({"tool_parser": "hermes", "images": True}, None),
     ],
 )
 def test_a_server_that_cannot_record_the_episodes_of_a_run_is_named(sessions: Any, said: str | None):
     found = sessions and {"open": 0, "template": {"usable": True}} | sessions
     infos = {"http://a": info().model_copy(update={"sessions": found and SessionsInfo.model_validate(found)})}
     if said is None:
-        check_sessions(infos, with_tools=True)
+        check_sessions(infos, with_tools=True, with_images=True)
         return
     with pytest.raises(UnavailableError) as refused:
-        check_sessions(infos, with_tools=True)
+        check_sessions(infos, with_tools=True, with_images=True)
     assert re.search(said, f"{refused.value} {refused.value.hint}")
 
 

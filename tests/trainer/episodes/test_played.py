@@ -1,9 +1,18 @@
 """An episode's name and seeds, and the way from a server's record to the trainer's types."""
 
-from grpo_proto.messages.sessions import Trajectory
+from typing import Any
+
+import pytest
+
+from grpo_proto import Sampling
+from grpo_proto.messages.sessions import CloseSession, Trajectory
+from grpo_trainer.algorithm.image_tokens import FIRST_NAME, key_of
+from grpo_trainer.config.episodes import EpisodesConfig
+from grpo_trainer.data.images import ImagesOfPrompts
 from grpo_trainer.data.prompt_row import PromptRow
 from grpo_trainer.episodes.identity import EpisodeAsked
-from grpo_trainer.episodes.played import Ending, played, score_of
+from grpo_trainer.episodes.played import Ending, RecordError, played, score_of
+from grpo_trainer.episodes.recording import Place, Recording
 
 ROW = PromptRow(0, [], "", {})
 
@@ -72,3 +81,68 @@ def test_a_record_becomes_segments_with_their_turns():
 def test_a_record_that_is_lost_is_an_episode_without_segments():
     found = played("7-0", 0, None, Ending("failed", "infrastructure", "away", lost="server"))
     assert (found.episode.segments, found.episode.status, found.stats) == ([], "failed", None)
+
+
+IMAGE = 9
+SEEN = {
+    "token_ids": [1, 9, 9, 2, 9, 3, 9, 4, 9], "logprobs": [-0.5, -0.5, -0.5, -0.5],
+    "messages": [{"role": "tool", "content": [{"type": "image", "image": "b"}, {"type": "text", "text": "?"}]}],
+    "turns": [turn(0, 3, 5), turn(1, 7, 9)], "images": ["a", "b"],
+}  # fmt: skip
+FORK = {
+    "token_ids": [1, 9, 9, 2, 9, 3, 5], "logprobs": [-1.0], "messages": [], "turns": [turn(2, 6, 7)],
+    "parent": 0, "fork_at": 5, "images": ["a"],
+}  # fmt: skip
+ENCODED = {"a": "UUU", "b": "Qk0="}
+
+
+def test_context_has_names_for_the_places_of_its_images_and_what_was_said_has_none():
+    record = trajectory(SEEN, FORK, images=ENCODED)
+    episode = played("7-0", 0, record, Ending(), image_token_id=IMAGE).episode
+    assert [segment.images for segment in episode.segments] == [("UUU", "Qk0="), ("UUU",)]
+    both, one = key_of(["UUU", "Qk0="]), key_of(["UUU"])
+    assert episode.segments[0].token_ids == [1, both, both + 1, 2, 9, 3, both + 2, 4, 9]
+    assert episode.segments[1].token_ids == [1, one, one + 1, 2, 9, 3, 5], "the answer before the fork is context"
+    assert episode.sampled_token_ids == [2, 9, 4, 9, 5]
+    assert episode.transcript == []
+    alone = played("7-0", 0, trajectory(SEEN, images=ENCODED), Ending(), image_token_id=IMAGE).episode
+    assert alone.transcript == [{"role": "tool", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}]
+
+
+@pytest.mark.parametrize(
+    ("images", "encoded", "token_id", "said"),
+    [
+        (["a", "b"], ENCODED, None, "it shows 2 images, and the model of this run sees none"),
+        ([], {}, IMAGE, "it shows 0 images, and its context has 3 times the model's image token 9"),
+        (["a", "b", "a", "b"], ENCODED, IMAGE, "it shows 4 images, and its context has 3 times"),
+        (["a", "b"], {"a": "UUU"}, IMAGE, "the record of segment 0 is without its image b"),
+    ],
+)
+def test_other_images_than_places_are_named(images: list[str], encoded: dict[str, str], token_id: Any, said: str):
+    record = trajectory(SEEN | {"images": images}, images=encoded)
+    with pytest.raises(RecordError, match=said):
+        played("7-0", 0, record, Ending(), image_token_id=token_id)
+
+
+def test_a_text_with_the_image_token_stays_text_where_no_image_is_seen():
+    plain = SEEN | {"images": []}
+    (segment,) = played("7-0", 0, trajectory(plain), Ending()).episode.segments
+    assert max(segment.token_ids) < FIRST_NAME
+
+
+async def test_a_record_whose_images_have_no_places_is_an_episode_that_failed():
+    class Session:
+        async def close(self, request: CloseSession, *, retry_for_s: float) -> None:
+            pass
+
+        async def trajectory(self, *, num_tokens: int, retry_for_s: float) -> Trajectory:
+            return trajectory(SEEN | {"images": ["a"] * 4}, images=ENCODED)
+
+    config = EpisodesConfig(environment="game.py:Game")
+    place = Place(None, Sampling(), None, None, 0.0)  # type: ignore[arg-type]
+    recording = Recording(EpisodeAsked(7, 0, ROW, seed=1), place, config, "r", ImagesOfPrompts(IMAGE))
+    recording._session = Session()  # type: ignore[assignment]
+    found = await recording.ended(Ending(), messages=[{"role": "user", "content": "a"}])
+    assert (found.episode.status, found.episode.segments, found.ending.lost) == ("failed", [], None)
+    assert "it shows 4 images" in (found.ending.detail or "")
+    assert found.episode.rewards["environment"].status == "error"

@@ -274,7 +274,12 @@ def _versions(versions: Any) -> str:
 
 def _text(message: Record) -> str:
     content = message.get("content") or ""
-    return content if isinstance(content, str) else "".join(str(part.get("text") or "") for part in _dicts(content))
+    return content if isinstance(content, str) else "".join(map(_part_text, _dicts(content)))
+
+
+def _part_text(part: Record) -> str:
+    """The text of a part; `<image>` for an image, as elsewhere on the page."""
+    return str(part.get("text") or "") if part.get("type", "text") == "text" else f"<{part['type']}>"
 
 
 def _calls(message: Record) -> list[CallShown]:
