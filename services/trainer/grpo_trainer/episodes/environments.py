@@ -29,10 +29,6 @@ from .tools import late_results
 
 log = logging.getLogger(__name__)
 
-LIMITS = ("session_limit", "context_length_exceeded")
-TOO_MANY_IMAGES = "too_many_images"
-OF_IMAGES = (TOO_MANY_IMAGES, "unusable_image", "images_too_large", "image_placeholders", "images_refused")
-"""What a server says of images that cannot be shown."""
 CLOSE_S = 5.0
 """Limit for an environment's `close`."""
 
@@ -139,11 +135,11 @@ class EnvironmentPlayer:
             raise ServerLostError(str(error)) from error
         except DataError as error:
             kind = error.detail.type
-            if kind in LIMITS or (kind == TOO_MANY_IMAGES and request.parent is not None):
+            if kind in ("session_limit", "context_length_exceeded"):
                 return Ending("truncated", "policy", error.detail.message)
             if error.status == 410:
                 return Ending("failed", "infrastructure", error.detail.message)  # the record knows why
-            if kind == "invalid_messages" or kind in OF_IMAGES:
+            if kind == "invalid_messages":
                 raise CallFailedError(f"its messages cannot be rendered: {error.detail.message}", late=False) from error
             raise
 
