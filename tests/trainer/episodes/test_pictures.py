@@ -8,6 +8,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 from tests.trainer.made_vision import picture
@@ -98,7 +99,10 @@ def test_parts_that_are_all_texts_are_a_text(content: Any):
         ([PLACE], "a part of type image without an image"),
         ([{**PLACE, "image": b"no picture"}], "an image that cannot be used: the file is none of PNG, JPEG, WEBP"),
         ([{**PLACE, "image": "red.png"}], r"the image red\.png, which is no file"),
-        ([{**PLACE, "image": 7}], "an image of type int: give one of Pillow, bytes, a path or base64"),
+        (
+            [{**PLACE, "image": np.zeros((2, 2, 3))}],
+            "an image of type ndarray: give one of Pillow, bytes, a path or base64",
+        ),
         ([{"type": "image_url", "image_url": {"url": "data:image/png,abc"}}], "its URL is not data:image"),
         ([PART] * 17, "more than 16 images"),
         ([PART, {"type": "video", "video": "a.mp4"}], "a part of type 'video'; only texts and images"),

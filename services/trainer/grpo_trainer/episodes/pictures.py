@@ -155,7 +155,8 @@ def _encoded(found: Any) -> str:
     if is_pillow(found):
         return _png(found)
     if isinstance(found, Mapping):
-        value = next((found[key] for key in KEYS if found.get(key)), None)
+        filled = (found[key] for key in KEYS if found.get(key) is not None)
+        value = next((value for value in filled if not isinstance(value, str | bytes) or value), None)
         if value is None:
             raise PictureError(f"a part of type image without an image; it is in one of {', '.join(KEYS)}")
         return _encoded(value)
