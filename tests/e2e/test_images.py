@@ -71,3 +71,28 @@ def test_a_policy_learns_to_look_and_its_servers_compute_what_it_does(colours: l
     assert status == 0, said
     [greedy] = [float(line.split()[1]) for line in said.splitlines() if line.startswith("eval_greedy ")]
     assert greedy > 0.9, said
+
+
+def test_an_environment_shows_a_picture_in_every_turn(colours: list[object], tmp_path: Path):
+    run_dir, game = tmp_path / "run", EXAMPLE / "two_pictures.py"
+    words = (*colours, EXAMPLE / "two_pictures.yaml", "--episodes.environment", f"{game}:TwoPictures")
+    small = ("--rollout.generation_batch_size", 64, "--eval.eval_steps", 0, "--checkpoint.save_steps", 0)
+    flags = ("--run_dir", run_dir, *small, "--max_steps")
+    status, said = finished(tmp_path / "run.log", *words, *flags, 10)
+    assert status == 0, said
+    steps = [row for row in read_jsonl(run_dir / "metrics.jsonl") if "loss" in row]
+    rewards = [row["reward"] for row in steps]
+    assert rewards[0] < 0.8 < 1.4 < rewards[-1], rewards
+    lines = [line for line in read_jsonl(run_dir / "completions.jsonl") if len(line["turns"]) == 2]
+    shown = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Which colour?"}]}
+    assert [message for message in lines[0]["messages"] if message["role"] == "user"] == [shown, shown]
+
+    # Any byte ends a turn, whatever the policy would say: its logprobs are the server's, of both pictures.
+    no_bias = '{"123": 0, "112": 0, "107": 0, "1": 0}'
+    free = ("--rollout.logit_bias", no_bias, "--rollout.stop_token_ids", list(range(42, 298)))
+    whole = ("--algorithm.skip_zero_advantage", "false", "--max_steps", 1, "--run_dir", tmp_path / "free")
+    status, said = finished(tmp_path / "free.log", *words, *flags, 1, *free, *whole)
+    assert status == 0, said
+    [row] = [row for row in read_jsonl(tmp_path / "free" / "metrics.jsonl") if "loss" in row]
+    assert row["sampling/sampling_logp_difference/max"] < 1e-4
+    assert max(len(line["turns"]) for line in read_jsonl(tmp_path / "free" / "completions.jsonl")) == 2

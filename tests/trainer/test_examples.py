@@ -28,6 +28,7 @@ RUNS = {
     "the same by a program": [CALCULATOR, EXAMPLES / "agent" / "agent.yaml"],
     "the same by a class for TRL": [CALCULATOR, EXAMPLES / "agent" / "trl.yaml"],
     "pictures": [EXAMPLES / "colours" / "run.yaml"],
+    "pictures in every turn": [EXAMPLES / "colours" / "run.yaml", EXAMPLES / "colours" / "two_pictures.yaml"],
     "a game of several turns": [EXAMPLES / "textarena" / "run.yaml"],
 }
 

@@ -29,6 +29,7 @@ from .tools import late_results
 
 log = logging.getLogger(__name__)
 
+LIMITS = ("session_limit", "context_length_exceeded")
 CLOSE_S = 5.0
 """Limit for an environment's `close`."""
 
@@ -135,11 +136,12 @@ class EnvironmentPlayer:
             raise ServerLostError(str(error)) from error
         except DataError as error:
             kind = error.detail.type
-            if kind in ("session_limit", "context_length_exceeded"):
+            # Images beyond the server's limit are a full context, unless nothing has been sampled before them.
+            if kind in LIMITS or (kind == "too_many_images" and request.parent is not None):
                 return Ending("truncated", "policy", error.detail.message)
             if error.status == 410:
                 return Ending("failed", "infrastructure", error.detail.message)  # the record knows why
-            if kind == "invalid_messages":
+            if kind in ("invalid_messages", "too_many_images"):
                 raise CallFailedError(f"its messages cannot be rendered: {error.detail.message}", late=False) from error
             raise
 
