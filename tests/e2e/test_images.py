@@ -78,11 +78,11 @@ def test_an_environment_shows_a_picture_in_every_turn(colours: list[object], tmp
     words = (*colours, EXAMPLE / "two_pictures.yaml", "--episodes.environment", f"{game}:TwoPictures")
     small = ("--rollout.generation_batch_size", 64, "--eval.eval_steps", 0, "--checkpoint.save_steps", 0)
     flags = ("--run_dir", run_dir, *small, "--max_steps")
-    status, said = finished(tmp_path / "run.log", *words, *flags, 10)
+    status, said = finished(tmp_path / "run.log", *words, *flags, STEPS)
     assert status == 0, said
     steps = [row for row in read_jsonl(run_dir / "metrics.jsonl") if "loss" in row]
-    rewards = [row["reward"] for row in steps]
-    assert rewards[0] < 0.8 < 1.4 < rewards[-1], rewards
+    accuracies = [row["accuracy"] for row in steps]
+    assert accuracies[0] < 0.5 < 0.7 < accuracies[-1], accuracies
     lines = [line for line in read_jsonl(run_dir / "completions.jsonl") if len(line["turns"]) == 2]
     shown = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Which colour?"}]}
     assert [message for message in lines[0]["messages"] if message["role"] == "user"] == [shown, shown]
