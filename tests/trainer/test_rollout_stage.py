@@ -10,6 +10,7 @@ from tests.waiting import PATIENCE_S
 from grpo_proto import (
     Completion,
     ConflictError,
+    DataError,
     ErrorDetail,
     InfrastructureError,
     RolloutGroup,
@@ -126,6 +127,25 @@ async def test_complete_groups_are_used_and_the_others_are_sent_again():
     assert [group.position for group in groups] == [0, 1, 2]
     assert [len(request.prompts) for request in servers.requests] == [3, 1]
     assert stage.lost_requests == 1
+    await servers.fleet.close()
+
+
+async def test_a_refused_prompt_is_named_by_its_row():
+    """Its images are expanded at the server, which alone finds out that they leave no room."""
+    servers, (first,) = TwoServers(), ASKED
+    row = replace(first.row, index=41, dataset="colours")
+    detail = ErrorDetail(type="prompt_too_long", message="prompt 1 has 9 tokens, with its images 300", hint="shorten")
+
+    async def refuse(request: RolloutRequest) -> RolloutResponse:
+        raise DataError(detail, url="http://127.0.0.1:1", status=422)
+
+    for replica in servers.fleet.replicas:
+        replica.rollouts.rollouts = refuse  # type: ignore[method-assign]
+    stage = SingleTurn(servers.fleet, run_id="run", deadline_s=60, retry_for_s=5)
+    await servers.fleet.admit(servers.fleet.replicas, session=1)
+    with pytest.raises(RunError, match=r"^row 42 of dataset colours was refused: .*with its images 300") as refused:
+        await stage.sample([first, replace(first, row=row)], min_version=1, n=1, sampling=Sampling())
+    assert refused.value.hint == "shorten"
     await servers.fleet.close()
 
 

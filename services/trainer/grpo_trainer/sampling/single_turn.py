@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -9,6 +10,7 @@ from functools import partial
 from grpo_proto import (
     Completion,
     ConflictError,
+    DataError,
     ErrorDetail,
     InfrastructureError,
     Prompt,
@@ -162,6 +164,8 @@ class SingleTurn:
                     # Another trainer has the server, or it has lost our weights: it needs a push, no other request.
                     last = error
                     await self.fleet.expel(replica, error, session=request.session)
+                except DataError as error:
+                    raise _of_row(left, error) from error
             self.lost_requests += 1
             if len(deaths) == (1 if alone else DEATHS_OF_A_JOB):
                 return groups, deaths[-1]
@@ -269,6 +273,16 @@ async def _answer(replica: Replica, request: RolloutRequest) -> RolloutResponse:
         detail = ErrorDetail(type="lost", message="the server stopped answering while it sampled", retryable=True)
         raise InfrastructureError(detail, url=replica.url)
     return response
+
+
+def _of_row(asked: Sequence[Asked], error: DataError) -> RunError:
+    """What a server refuses, such as a prompt that its images make too long, with the row: the server knows a place."""
+    said, row = str(error), ""
+    if (place := re.search(r"\bprompt (\d+)\b", error.detail.message)) and int(place[1]) < len(asked):
+        refused = asked[int(place[1])].row
+        of_dataset = f" of dataset {refused.dataset}" if refused.dataset else ""
+        row = f"row {refused.index + 1}{of_dataset} was refused: "
+    return RunError(f"{row}{said}", hint=error.detail.hint)
 
 
 def _ended(completion: Completion) -> bool:
