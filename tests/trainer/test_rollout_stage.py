@@ -143,9 +143,8 @@ async def test_a_refused_prompt_is_named_by_its_row():
         replica.rollouts.rollouts = refuse  # type: ignore[method-assign]
     stage = SingleTurn(servers.fleet, run_id="run", deadline_s=60, retry_for_s=5)
     await servers.fleet.admit(servers.fleet.replicas, session=1)
-    with pytest.raises(RunError, match=r"^row 42 of dataset colours was refused: .*with its images 300") as refused:
+    with pytest.raises(RunError, match=r"^row 42 of dataset colours was refused: .*with its images 300 .shorten"):
         await stage.sample([first, replace(first, row=row)], min_version=1, n=1, sampling=Sampling())
-    assert refused.value.hint == "shorten"
     await servers.fleet.close()
 
 

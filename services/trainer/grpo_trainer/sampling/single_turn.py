@@ -277,12 +277,12 @@ async def _answer(replica: Replica, request: RolloutRequest) -> RolloutResponse:
 
 def _of_row(asked: Sequence[Asked], error: DataError) -> RunError:
     """What a server refuses, such as a prompt that its images make too long, with the row: the server knows a place."""
-    said, row = str(error), ""
+    row = ""
     if (place := re.search(r"\bprompt (\d+)\b", error.detail.message)) and int(place[1]) < len(asked):
         refused = asked[int(place[1])].row
         of_dataset = f" of dataset {refused.dataset}" if refused.dataset else ""
         row = f"row {refused.index + 1}{of_dataset} was refused: "
-    return RunError(f"{row}{said}", hint=error.detail.hint)
+    return RunError(f"{row}{error}")
 
 
 def _ended(completion: Completion) -> bool:
