@@ -69,29 +69,48 @@ def test_an_update_with_images_is_what_transformers_computes_shared_or_not(name:
     assert not torch.allclose(red[:1], blue[:1], atol=1e-3), "another image, the same question"
 
 
-@pytest.mark.parametrize("name", ["idefics3", "qwen2_vl"])
-def test_an_image_behind_the_last_trained_turn_is_left_out_of_shared_rows(name: str, tmp_path: Path):
-    """An episode shows one before each of its turns; of two episodes, which see other images, one has its last turn
-    masked."""
+def episode(tower: VisionTower, number: int, said: list[int], *, masked: str | None = None) -> Episode:
+    """One that shows an image before each of its two turns, of which the policy has `said` the first."""
+    images = (picture(2 * number), picture(2 * number + 1))
+    places = [[97, *[IMAGE_TOKEN] * len(tower.features_of([image]).feature_KH), 96] for image in images]
+    first, second, answer = [94, *places[0]], [95, *places[1]], [20, 21]
+    token_ids = [*first, *said, *second, *answer]
+    begin = len(first) + len(said) + len(second)
+    turns = [
+        Turn(len(first), len(first) + len(said), [(VERSION, len(said))], "stop"),
+        Turn(begin, len(token_ids), [(VERSION, len(answer))], "stop", masked=masked),
+    ]
+    named = name_places(token_ids, images, IMAGE_TOKEN, sampled=[(turn.start, turn.end) for turn in turns])
+    assert named[turns[0].start : turns[0].end] == said
+    return Episode(f"e-{number}", [Segment(named, turns, [-4.0] * (len(said) + 2), images)])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_episode_with_an_image_in_each_turn_is_what_transformers_computes(name: str, tmp_path: Path):
     model = save_family(name, tmp_path)
     tower = VisionTower.of(model, str(tmp_path), device=CPU, sharded=False)
     assert tower is not None
-    taken = []
-    for number, masked in enumerate((None, "too old")):
-        images = (picture(2 * number), picture(2 * number + 1))
-        places = [[97, *[IMAGE_TOKEN] * len(tower.features_of([image]).feature_KH), 96] for image in images]
-        first, said = [94, *places[0]], [10 + number, IMAGE_TOKEN, 12]
-        second, answer = [95, *places[1]], [20, 21]
-        token_ids = [*first, *said, *second, *answer]
-        begin = len(first) + len(said) + len(second)
-        turns = [
-            Turn(len(first), len(first) + len(said), [(VERSION, len(said))], "stop"),
-            Turn(begin, len(token_ids), [(VERSION, len(answer))], "stop", masked=masked),
-        ]
-        named = name_places(token_ids, images, IMAGE_TOKEN, sampled=[(turn.start, turn.end) for turn in turns])
-        assert named[turns[0].start : turns[0].end] == said
-        taken.append((Episode(f"e-{number}", [Segment(named, turns, [-4.0] * 5, images)]), 1.0))
-    sequences = decided(taken)
+    sequences = decided([(episode(tower, number, [10, 11, 12]), 1.0) for number in range(2)])
+    expected = [by_transformers(model, tower, one) for one in sequences]
+    batch = collate(
+        sequences, version=VERSION, update_tokens=1, pad_token_id=0, device="cpu", images=tower.see(sequences)
+    )
+    own = learnt(Policy(model, temperature=0.9, chunk_tokens=8), [batch])[0]
+    assert len(own) == 2 * 5
+    torch.testing.assert_close(own, torch.cat([one for one in expected if one is not None]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["idefics3", "qwen2_vl"])
+def test_an_image_behind_the_last_trained_turn_is_left_out_of_shared_rows(name: str, tmp_path: Path):
+    """Of two episodes, which see other images, one has its last turn masked."""
+    model = save_family(name, tmp_path)
+    tower = VisionTower.of(model, str(tmp_path), device=CPU, sharded=False)
+    assert tower is not None
+    both = [
+        episode(tower, number, [10 + number, IMAGE_TOKEN, 12], masked=masked)
+        for number, masked in enumerate((None, "too old"))
+    ]
+    sequences = decided([(one, 1.0) for one in both])
     assert [len(one.needed_ids) < one.num_tokens - 2 for one in sequences] == [False, True]
     policy = Policy(model, temperature=0.9, chunk_tokens=8)
     padded, shared = (
