@@ -132,6 +132,7 @@ _recorded_segment = RecordedSegment(
     fork_at=2,
     fork_reason="branch",
     images=["d1"],
+    image_starts=[1],
     messages=[
         {"role": "user", "content": [{"type": "text", "text": "2 + 2?"}, {"type": "image", "image": "d1"}]},
         {"role": "assistant", "content": "4"},

@@ -11,7 +11,7 @@ from tests.trainer.made_vision import FAMILIES, IMAGE_TOKEN, picture, save_famil
 
 from grpo_proto.images import decode_image
 from grpo_trainer.algorithm.batching import collate
-from grpo_trainer.algorithm.image_tokens import are_places, name_places
+from grpo_trainer.algorithm.image_tokens import are_places, segment_tokens
 from grpo_trainer.algorithm.sequences import Episode, Segment, TrainingSequence, Turn
 from grpo_trainer.config.lora import LoraConfig
 from grpo_trainer.engine.family import IMAGE_FAMILIES
@@ -69,9 +69,11 @@ def test_an_update_with_images_is_what_transformers_computes_shared_or_not(name:
     assert not torch.allclose(red[:1], blue[:1], atol=1e-3), "another image, the same question"
 
 
-def episode(tower: VisionTower, number: int, said: list[int], *, masked: str | None = None) -> Episode:
+def episode(
+    tower: VisionTower, number: int, said: list[int], *, first_image: int | None = None, masked: str | None = None
+) -> Episode:
     """One that shows an image before each of its two turns, of which the policy has `said` the first."""
-    images = (picture(2 * number), picture(2 * number + 1))
+    images = (picture(2 * number if first_image is None else first_image), picture(2 * number + 1))
     places = [[97, *[IMAGE_TOKEN] * len(tower.features_of([image]).feature_KH), 96] for image in images]
     first, second, answer = [94, *places[0]], [95, *places[1]], [20, 21]
     token_ids = [*first, *said, *second, *answer]
@@ -80,7 +82,8 @@ def episode(tower: VisionTower, number: int, said: list[int], *, masked: str | N
         Turn(len(first), len(first) + len(said), [(VERSION, len(said))], "stop"),
         Turn(begin, len(token_ids), [(VERSION, len(answer))], "stop", masked=masked),
     ]
-    named = name_places(token_ids, images, IMAGE_TOKEN, sampled=[(turn.start, turn.end) for turn in turns])
+    spans = [(turn.start, turn.end) for turn in turns]
+    named = segment_tokens(token_ids, images, [1, len(first) + len(said) + 1], IMAGE_TOKEN, spans)
     assert named[turns[0].start : turns[0].end] == said
     return Episode(f"e-{number}", [Segment(named, turns, [-4.0] * (len(said) + 2), images)])
 
@@ -98,6 +101,27 @@ def test_an_episode_with_an_image_in_each_turn_is_what_transformers_computes(nam
     own = learnt(Policy(model, temperature=0.9, chunk_tokens=8), [batch])[0]
     assert len(own) == 2 * 5
     torch.testing.assert_close(own, torch.cat([one for one in expected if one is not None]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["idefics3", "qwen2_vl", "qwen3_vl"])
+def test_episodes_that_begin_with_one_image_share_it_and_the_tower_looks_once(name: str, tmp_path: Path):
+    model = save_family(name, tmp_path)
+    tower = VisionTower.of(model, str(tmp_path), device=CPU, sharded=False)
+    assert tower is not None
+    sequences = decided([(episode(tower, number, [10, 11, 12], first_image=9), 1.0) for number in range(3)])
+    seen = tower.see(sequences)
+    assert len(tower._features) == 4
+    policy = Policy(model, temperature=0.9, chunk_tokens=8)
+    padded, shared = (
+        collate(sequences, version=VERSION, update_tokens=1, pad_token_id=0, device="cpu", prefixes=prefixes,
+                images=seen)
+        for prefixes in (None, SHARING)
+    )  # fmt: skip
+    first = 2 + len(tower.features_of([picture(9)]).feature_KH)
+    assert shared.input_ids_BL.numel() <= sum(one.num_tokens for one in sequences) - 2 * first
+    (padded_N, _, gradient), (shared_N, _, same) = learnt(policy, [padded]), learnt(policy, [shared])
+    torch.testing.assert_close(shared_N, padded_N, rtol=1e-6, atol=2e-6)
+    assert (same - gradient).norm() < 2e-6 * gradient.norm()
 
 
 @pytest.mark.parametrize("name", ["idefics3", "qwen2_vl"])

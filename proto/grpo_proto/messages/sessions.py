@@ -157,8 +157,8 @@ class RecordedTurn(Response):
 class RecordedSegment(Response):
     """A sequence from position 0. `logprobs`: one for each token of its turns, in order.
 
-    `images`: the names in `Trajectory.images` of those that its context shows, in order; `token_ids` hold the model's
-    image token at each place of each.
+    `images`: the names in `Trajectory.images` of those that its context shows, in order; `image_starts`: where the
+    tokens of each begin. `token_ids` hold the model's image token at each of its places.
     `parent`, `fork_at`, `fork_reason`: where it branched off, information only.
     """
 
@@ -169,6 +169,7 @@ class RecordedSegment(Response):
     fork_at: int | None = None
     fork_reason: str | None = None
     images: list[str] = Field(default_factory=list)
+    image_starts: list[int] = Field(default_factory=list)
     messages: list[dict[str, Any]] = Field(description="A part of an image has its name: {type: image, image: name}.")
 
 

@@ -87,11 +87,11 @@ IMAGE = 9
 SEEN = {
     "token_ids": [1, 9, 9, 2, 9, 3, 9, 4, 9], "logprobs": [-0.5, -0.5, -0.5, -0.5],
     "messages": [{"role": "tool", "content": [{"type": "image", "image": "b"}, {"type": "text", "text": "?"}]}],
-    "turns": [turn(0, 3, 5), turn(1, 7, 9)], "images": ["a", "b"],
+    "turns": [turn(0, 3, 5), turn(1, 7, 9)], "images": ["a", "b"], "image_starts": [1, 6],
 }  # fmt: skip
 FORK = {
     "token_ids": [1, 9, 9, 2, 9, 3, 5], "logprobs": [-1.0], "messages": [], "turns": [turn(2, 6, 7)],
-    "parent": 0, "fork_at": 5, "images": ["a"],
+    "parent": 0, "fork_at": 5, "images": ["a"], "image_starts": [1],
 }  # fmt: skip
 ENCODED = {"a": "UUU", "b": "Qk0="}
 
@@ -100,8 +100,8 @@ def test_context_has_names_for_the_places_of_its_images_and_what_was_said_has_no
     record = trajectory(SEEN, FORK, images=ENCODED)
     episode = played("7-0", 0, record, Ending(), image_token_id=IMAGE).episode
     assert [segment.images for segment in episode.segments] == [("UUU", "Qk0="), ("UUU",)]
-    both, one = key_of(["UUU", "Qk0="]), key_of(["UUU"])
-    assert episode.segments[0].token_ids == [1, both, both + 1, 2, 9, 3, both + 2, 4, 9]
+    one, other = key_of(["UUU"]), key_of(["Qk0="])
+    assert episode.segments[0].token_ids == [1, one, one + 1, 2, 9, 3, other, 4, 9]
     assert episode.segments[1].token_ids == [1, one, one + 1, 2, 9, 3, 5], "the answer before the fork is context"
     assert episode.sampled_token_ids == [2, 9, 4, 9, 5]
     assert episode.transcript == []
@@ -113,19 +113,26 @@ def test_context_has_names_for_the_places_of_its_images_and_what_was_said_has_no
     ("images", "encoded", "token_id", "said"),
     [
         (["a", "b"], ENCODED, None, "it shows 2 images, and the model of this run sees none"),
-        ([], {}, IMAGE, "it shows 0 images, and its context has 3 times the model's image token 9"),
-        (["a", "b", "a", "b"], ENCODED, IMAGE, "it shows 4 images, and its context has 3 times"),
+        ([], {}, IMAGE, r"it shows 0 images, .*, and its context has 3 times the model's image token 9"),
+        (
+            ["a", "b", "a", "b"],
+            ENCODED,
+            IMAGE,
+            r"it shows 4 images, whose tokens begin at \[1, 6, 7, 8\], .* 3 times",
+        ),
+        (["a"], ENCODED, IMAGE, r"it shows 1 images, whose tokens begin at \[6\], and .* 3 times .* from \[1\]"),
         (["a", "b"], {"a": "UUU"}, IMAGE, "the record of segment 0 is without its image b"),
     ],
 )
 def test_other_images_than_places_are_named(images: list[str], encoded: dict[str, str], token_id: Any, said: str):
-    record = trajectory(SEEN | {"images": images}, images=encoded)
+    starts = {0: [], 1: [6], 2: [1, 6], 4: [1, 6, 7, 8]}[len(images)]
+    record = trajectory(SEEN | {"images": images, "image_starts": starts}, images=encoded)
     with pytest.raises(RecordError, match=said):
         played("7-0", 0, record, Ending(), image_token_id=token_id)
 
 
 def test_a_text_with_the_image_token_stays_text_where_no_image_is_seen():
-    plain = SEEN | {"images": []}
+    plain = SEEN | {"images": [], "image_starts": []}
     (segment,) = played("7-0", 0, trajectory(plain), Ending()).episode.segments
     assert max(segment.token_ids) < FIRST_NAME
 

@@ -246,6 +246,7 @@ def recorded(segment: Segment, places: Mapping[int, int]) -> RecordedSegment:
         fork_at=segment.fork_at if parent is not None else None,
         fork_reason=segment.fork_reason,
         images=[image.name for image in segment.shown_before(end)],
+        image_starts=[image.start for image in segment.shown_before(end)],
         messages=wire_messages(segment.leaf.messages()),
     )
 

@@ -4,7 +4,7 @@ A prompt has one token for every place of every image, and the tower's features 
 embedding. By token ids alone two images of one size are equal, and shared prefixes (`prefixes.py`) would compute one of
 them for both. So in training a place is named by the images of its prompt and by its number among their places, beyond
 every vocabulary: equal images are equal tokens, and all else that compares token ids need not know of images. In an
-episode the images of a segment are one such list, wherever in its context they stand.
+episode each image is such a prompt by itself, so that sequences share it which then see others.
 """
 
 import hashlib
@@ -29,20 +29,16 @@ def key_of(images: Sequence[str]) -> int:
     return FIRST_NAME + (int.from_bytes(digest) << PLACE_BITS)
 
 
-def name_places(
-    token_ids: Sequence[int], images: Sequence[str], image_token_id: int, *, sampled: Iterable[tuple[int, int]] = ()
-) -> list[int]:
+def name_places(token_ids: Sequence[int], images: Sequence[str], image_token_id: int) -> list[int]:
     """Return the prompt with a name for each place that has the image token, numbered from its first image to its last.
 
-    `images` are all its images, encoded, in order; `sampled` has start and end of what the policy has said, in which
-    the image token is text. Raises ValueError for more places than there are names.
+    `images` are all its images, encoded, in order. Raises ValueError for more places than there are names.
     """
     name = key_of(images)
     last = name + _PLACES
-    said = {place for start, end in sampled for place in range(start, end)}
     named = []
-    for place, token_id in enumerate(token_ids):
-        if token_id == image_token_id and place not in said:
+    for token_id in token_ids:
+        if token_id == image_token_id:
             if name == last:
                 raise ValueError(f"the images of a prompt take more than {_PLACES} tokens")
             token_id, name = name, name + 1
@@ -51,27 +47,44 @@ def name_places(
 
 
 def segment_tokens(
-    token_ids: Sequence[int], images: Sequence[str], image_token_id: int | None, sampled: Sequence[tuple[int, int]]
+    token_ids: Sequence[int],
+    images: Sequence[str],
+    starts: Sequence[int],
+    image_token_id: int | None,
+    sampled: Iterable[tuple[int, int]],
 ) -> list[int]:
-    """Return a segment of an episode, the places of its images named; the arguments are those of `name_places`.
+    """Return a segment of an episode, the places of each image named by it alone.
 
-    Raises ValueError for images before a model that sees none, and for fewer places than images, or places without any.
+    Args:
+        images: encoded, in order; `starts`: where the tokens of each begin.
+        sampled: start and end of what the policy has said, in which the image token is text.
+
+    Raises ValueError for images before a model that sees none, for one without a place, and for places before them.
     """
     if image_token_id is None:
         if images:
             raise ValueError(f"it shows {len(images)} images, and the model of this run sees none")
         return list(token_ids)
-    if image_token_id not in token_ids:
-        named, num_places = list(token_ids), 0
-    else:
-        named = name_places(token_ids, images, image_token_id, sampled=sampled)
-        num_places = sum(token_id >= FIRST_NAME for token_id in named)
-    if num_places < len(images) or (num_places and not images):
+    named_L = np.array(token_ids, dtype=np.int64)
+    is_place_L = named_L == image_token_id
+    for start, end in sampled:
+        is_place_L[start:end] = False
+    place_M = np.flatnonzero(is_place_L)
+    image_M = np.searchsorted(starts, place_M, side="right") - 1
+    counts = np.bincount(image_M[image_M >= 0], minlength=len(images))
+    in_order = len(starts) == len(images) and list(starts) == sorted(set(starts))
+    if not in_order or (image_M < 0).any() or (counts == 0).any():
         raise ValueError(
-            f"it shows {len(images)} images, and its context has {num_places} times the model's image token "
-            f"{image_token_id}"
+            f"it shows {len(images)} images, whose tokens begin at {list(starts)}, and its context has {len(place_M)} "
+            f"times the model's image token {image_token_id}, from {place_M[:1].tolist()}"
         )
-    return named
+    if counts.max(initial=0) > _PLACES:
+        raise ValueError(f"an image takes more than {_PLACES} tokens")
+    keys = np.array([key_of([image]) for image in images], dtype=np.int64)
+    before = np.cumsum(counts) - counts
+    named_L[place_M] = keys[image_M] + np.arange(len(place_M)) - before[image_M]
+    tokens: list[int] = named_L.tolist()
+    return tokens
 
 
 def prompt_tokens(group: RolloutGroup, images: Sequence[str], image_token_id: int | None) -> list[int]:
@@ -90,6 +103,22 @@ def keys_and_places(names: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArra
     """The way back from names: the key of each one's images, and its number among their places."""
     places = names & (_PLACES - 1)
     return names - places, places
+
+
+def images_by_key(
+    tokens_Q: Sequence[NDArray[np.int64]], images_Q: Sequence[tuple[str, ...]]
+) -> dict[int, tuple[str, ...]]:
+    """The images that the places of sequences are named by, under their keys: all of a sequence, or one of them."""
+    used = {int(key) for token_ids_L in tokens_Q for key in np.unique(keys_and_places(names_in(token_ids_L))[0])}
+    # The sequences of a group share their images: hash these once, they are megabytes.
+    lists = [images for images in dict.fromkeys(images_Q) if images]
+    lists += dict.fromkeys((image,) for images in lists for image in images)
+    return {key: images for images in lists if (key := key_of(images)) in used}
+
+
+def names_in(token_ids_L: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The names of places in a sequence, in order."""
+    return token_ids_L[are_places(token_ids_L)]
 
 
 @dataclass

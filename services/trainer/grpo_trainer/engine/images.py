@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from grpo_proto.images import decode_image
 
-from ..algorithm.image_tokens import ImageInputs, are_places, key_of, keys_and_places
+from ..algorithm.image_tokens import ImageInputs, are_places, images_by_key, keys_and_places, names_in
 from ..algorithm.sequences import TrainingSequence
 from ..errors import RunError
 from .family import image_token_of, load_image_processor
@@ -101,8 +101,10 @@ class SeenImages:
         key = beginning.tobytes()
         found = self._positions.get(key)
         if found is None:
-            of_prompt = self._features[int(keys_and_places(beginning[places[:1]])[0][0])]
-            found = self._positions[key] = rope_index(beginning, of_prompt.grid_thw)
+            keys_M, number_M = keys_and_places(beginning[places])
+            grids = [self._features[int(one)].grid_thw for one in keys_M[number_M == 0]]
+            given = [grid for grid in grids if grid is not None]
+            found = self._positions[key] = rope_index(beginning, torch.cat(given) if given else None)
         behind_L = found.max() + 1 + np.arange(len(token_ids_L) - length)
         return np.hstack([found, np.tile(behind_L, (3, 1))])
 
@@ -139,8 +141,7 @@ class VisionTower:
         Images of the batch before are not looked at again. A collective when the model is sharded. Raises RunError for
         a sequence with other places than the tower has features of its images.
         """
-        # The sequences of a group share their images: hash these once, they are megabytes.
-        prompts = {key_of(images): images for images in dict.fromkeys(one.images for one in sequences) if images}
+        prompts = images_by_key([one.token_ids_L for one in sequences], [one.images for one in sequences])
         unseen = {key: images for key, images in prompts.items() if key not in self._features}
         num_images = sum(map(len, unseen.values()))
         passes = self._most_of_ranks(num_images)
@@ -192,13 +193,14 @@ class VisionTower:
 
 def _check_places(sequence: TrainingSequence, seen: Mapping[int, Features]) -> None:
     """A row may lack the last of them: those of images that an episode shows behind its last trained turn."""
-    names = sequence.token_ids_L[are_places(sequence.token_ids_L)]
-    if not len(names):
-        return
-    count = len(seen[int(keys_and_places(names[:1])[0][0])].feature_KH)
-    if len(names) != count:
+    keys_M, number_M = keys_and_places(names_in(sequence.token_ids_L))
+    begins = np.flatnonzero(number_M == 0)
+    for start, end in pairwise([*begins, len(number_M)]):
+        count = len(seen[int(keys_M[start])].feature_KH)
+        if end - start == count:
+            continue
         raise RunError(
-            f"a prompt has {len(names)} image tokens, and the trainer's image processor makes {count} of its images",
+            f"a prompt has {end - start} image tokens, and the trainer's image processor makes {count} of its images",
             hint="use the same checkpoint and the same libraries on both sides, and no --mm-processor-kwargs on the "
             "rollout servers",
         )

@@ -125,7 +125,8 @@ def _tokens_and_images(
     images = tuple(trajectory.images[name] for name in recorded.images)
     try:
         sampled = _sampled(number, trajectory.segments)
-        return segment_tokens(recorded.token_ids, images, image_token_id, sampled), images
+        token_ids = segment_tokens(recorded.token_ids, images, recorded.image_starts, image_token_id, sampled)
+        return token_ids, images
     except ValueError as error:
         raise RecordError(f"the record of segment {number} cannot be used: {error}") from error
 
