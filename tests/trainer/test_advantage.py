@@ -137,6 +137,12 @@ def test_real_is_for_one_update_of_each_batch(given: dict[str, int]):
         estimator_of(AlgorithmConfig(loss_type="real", **given))
 
 
+@pytest.mark.parametrize("tau", [0.0, -1.0, math.nan, math.inf])
+def test_real_refuses_a_temperature_that_cannot_divide_before_anything_is_sampled(tau: float):
+    with pytest.raises(UsageError, match="tau"):
+        estimator_of(AlgorithmConfig(loss_type="real", advantage_estimator_params={"tau": tau}))
+
+
 def test_maxrl_refuses_a_reward_below_zero():
     with pytest.raises(UsageError, match=r"maxrl: an episode has the reward -0\.5"):
         advantages_of([[1.0, -0.5]], "maxrl")

@@ -307,6 +307,23 @@ def test_the_labels_of_real_come_with_their_temperature(capsys: pytest.CaptureFi
     assert "loss_type real alone reads it" in text
 
 
+def test_an_option_that_is_not_needed_is_not_also_one_that_nothing_reads(capsys: pytest.CaptureFixture[str]):
+    real = (
+        "--loss_type",
+        "real",
+        "--scale_rewards",
+        "group",
+        "--advantage_estimator",
+        "rloo",
+        "--kl_in_reward",
+        "true",
+    )
+    for more in (real, ("--real_tau", "0.1"), ("--chord_mu_peak", "0.5")):
+        text, _ = imported(capsys, *SWIFT, *more)
+        assert "nothing reads it beside the other options" not in text
+        assert text.count(" ".join(more[-2:])) == 1
+
+
 def test_a_policy_that_teaches_itself_reads_the_column_that_it_has_there(capsys: pytest.CaptureFixture[str]):
     reweights = ("--advantage_reweight", "rlsd", "--rlsd_lambda", "0.7", "--rlsd_negative_only", "true")
     text, said = imported(capsys, *SWIFT, *reweights, "--rlsd_lambda_decay_steps", "50")

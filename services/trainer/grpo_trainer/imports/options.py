@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..config.look_alikes import BLANKS, DASHES, WIDE_COLON
@@ -114,6 +114,9 @@ class Options:
     def has(self, name: str) -> bool:
         return name in self.given
 
+    def note_read(self, names: Iterable[str]) -> None:
+        self._read.update(names)
+
     def values(self, name: str) -> list[str] | None:
         """The values of an option, or None where it is not given. A flag without a value is `true`. Raises UsageError
         for another option without one."""
@@ -178,7 +181,8 @@ class Options:
 
 
 def given(options: Options, *names: str) -> list[str]:
-    """Those of some options that are given, as they were."""
+    """Those of some options that are given, as they were. They count as read: the caller says something of them."""
+    options.note_read(names)
     return [options.shown(name) for name in names if options.has(name)]
 
 

@@ -229,9 +229,10 @@ def _set_advantages(options: Options, run: RunFile) -> None:
         run.set("algorithm.advantage_estimator_params", {"tau": tau}, why)
         labels = "loss_type real reads of rewards which are above their group's mean, by any estimator and scale"
         run.not_needed += [f"{one}: {labels}" for one in given(options, "advantage_estimator", "scale_rewards")]
+        if options.truth("kl_in_reward"):
+            run.differs.append(f"{options.shown('kl_in_reward')}: loss_type real reads rewards without a KL in them")
         return
-    if options.has("real_tau"):
-        run.not_needed.append(f"{options.shown('real_tau')}: loss_type real alone reads it")
+    run.not_needed += [f"{one}: loss_type real alone reads it" for one in given(options, "real_tau")]
     estimator = options.or_default("advantage_estimator")
     if estimator not in ESTIMATORS:
         raise UsageError(f"{options.shown('advantage_estimator')}: ms-swift has {', '.join(ESTIMATORS)}")

@@ -10,14 +10,13 @@ the completions were sampled: all s_i are 0 then. ms-swift's loss `real` equals 
 """
 
 from ...config.algorithm import AlgorithmConfig
+from ...config.section import Positive
 from .rewards import Rewards
 from .statistics import known, mean
 
 
-def real(rewards: Rewards, algorithm: AlgorithmConfig, tau: float = 0.5) -> list[list[float | None]]:
-    """Advantages in the shape of the totals, None where a total is None. `tau` is above 0: raises ValueError."""
-    if tau <= 0.0:
-        raise ValueError(f"tau is {tau:g}; it divides, and is above 0")
+def real(rewards: Rewards, algorithm: AlgorithmConfig, tau: Positive = 0.5) -> list[list[float | None]]:
+    """Advantages in the shape of the totals, None where a total is None."""
     advantages: list[list[float | None]] = []
     for group in rewards.totals:
         scores = known(group)
