@@ -102,6 +102,14 @@ async def test_an_answer_that_is_recorded_outlives_the_engine(served: Served):
         assert died.value.refusal.detail.type == "engine_died"
 
 
+async def test_a_retry_joins_a_turn_that_began_while_its_own_prompt_was_rendered(served: Served):
+    session = served.open()
+    served.next([5, 6, 7, 8])
+    answers = await asyncio.gather(*(served.chat(session, messages=QUESTION, retry=retry) for retry in (False, True)))
+    assert answers[0]["choices"] == answers[1]["choices"]
+    assert session.forest.num_turns == 1
+
+
 async def test_a_turn_without_numbers_is_told_and_spoils_nothing_that_is_recorded(served: Served):
     """As after a push of NaN: JSON has no number for its logprobs."""
     session = served.open()

@@ -1,6 +1,7 @@
 """What is processed of a session's images, and how long it is kept."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,3 +107,22 @@ async def test_an_image_that_failed_is_tried_again():
     await pictures.expanded([IMAGE], ["a"], {"a": "a"}, num_before=0)
     with pytest.raises(Refusal, match="the messages show 5 images; this server takes 4"):
         await pictures.expanded([IMAGE], ["a"], {"a": "a"}, num_before=4)
+
+
+async def test_a_session_keeps_no_image_of_a_prompt_that_begins_no_turn():
+    from grpo_proto.messages.sessions import OpenSession
+    from grpo_rollout.sessions.pictures import Pictures
+    from grpo_rollout.sessions.prompts import Prompts
+    from grpo_rollout.sessions.session import Session
+    from grpo_rollout.sessions.turns import Turns
+    from grpo_rollout.sessions.wanted import Wanted
+
+    processor: Any = Processor()
+    nothing: Any = None
+    template: Any = SimpleNamespace(prompt=lambda *_: [1, IMAGE, 2])
+    prompts = Prompts(template, Pictures(processor), text=nothing, thread=None, default_kwargs={}, vocab_size=100)
+    turns = Turns(nothing, prompts, reader=nothing, text=nothing, serves=lambda _: True)
+    session = Session("s", OpenSession(sampling={"max_tokens": 5}), 100)
+    shows = {"role": "user", "content": [{"type": "image", "image": "a"}]}
+    assert await turns.measure(session, Wanted([shows], images={"a": "a" * 10})) == 2 + WIDTH
+    assert not session.images

@@ -8,7 +8,7 @@ import logging
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_proto.server.refusal import Refusal
@@ -26,12 +26,16 @@ logger = logging.getLogger("vllm.grpo_rollout.sessions")
 
 @dataclass(frozen=True)
 class NewPrompt:
-    """What a turn is to be sampled from: `suffix` behind `place`, and the images `shown` in it, from its first id."""
+    """What a turn is to be sampled from: `suffix` behind `place`, and the images `shown` in it, from its first id.
+
+    `images`: by name, the base64 of those, which the session keeps once the turn begins.
+    """
 
     tools_key: bytes
     place: Attachment
     suffix: Suffix
     shown: Sequence[Shown] = ()
+    images: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
@@ -136,8 +140,8 @@ class Prompts:
         again = self.place(session, wanted, prompt.tools_key)
         if again.prompt is not None:
             return NewPrompt(prompt.tools_key, again, Suffix([]))
-        session.images.update({name: encoded[name] for name in names})
-        return NewPrompt(prompt.tools_key, place, Suffix(ids, suffix.doubled), shown)
+        images = {name: encoded[name] for name in names}
+        return NewPrompt(prompt.tools_key, place, Suffix(ids, suffix.doubled), shown, images)
 
     def _by_prefix(self, session: Session, token_ids: list[int], tools_key: bytes) -> Attachment:
         """Attach a whole prompt of ids to the longest turn that it begins with."""

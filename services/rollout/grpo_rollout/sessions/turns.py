@@ -103,9 +103,12 @@ class Turns:
         session.check_open()
         self.engine.check_alive()
         new = await prompts.rendered(session, wanted, tools_key, place)
+        if retry and (known := session.answer_to(new.place.prompt, wanted.asked)) is not None:
+            return known  # it has begun meanwhile
         session.check_open()
         session.check_context(new.num_tokens)
         session.check_turn(new_segment=new.forks)
+        session.images.update(new.images)
         turn = session.forest.begin(tools_key, new.place, new.suffix.token_ids, shown=new.shown, label=wanted.label)
         turn.asked = wanted.asked
         session.forest.tools.setdefault(tools_key, wanted.tools)
