@@ -1,12 +1,16 @@
 """How sessions end: time that counts and time that does not, and a drain, over an engine client that plays a script."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from grpo_proto.messages.sessions import CloseSession
 from grpo_proto.server.refusal import Refusal
 from tests.rollout.sessions.marks import IN_PROCESS
 from tests.rollout.sessions.serving import Served, serve
@@ -100,6 +104,26 @@ async def test_an_answer_that_is_recorded_outlives_the_engine(served: Served):
         with pytest.raises(EngineDiedError) as died:
             await getattr(served.parts, api).answer(session, {"model": "m", **body}, retry=False)
         assert died.value.refusal.detail.type == "engine_died"
+
+
+async def test_a_turn_whose_session_ends_while_its_images_are_awaited_is_not_sampled(served: Served):
+    session, turns = served.open(), served.parts.turns
+    awaited, ready = asyncio.Event(), asyncio.Event()
+
+    @asynccontextmanager
+    async def beside(token_ids: list[int], *_: Any) -> AsyncIterator[list[int]]:
+        awaited.set()
+        await ready.wait()
+        yield token_ids
+
+    turns.prompts = replace(turns.prompts, pictures=SimpleNamespace(beside=beside, takes_any=False))
+    waiting = asyncio.create_task(served.chat(session, messages=QUESTION))
+    await awaited.wait()
+    session.close(CloseSession(status="completed"))
+    ready.set()
+    with pytest.raises(Refusal, match="has ended"):
+        await waiting
+    assert not served.script.prompts
 
 
 async def test_a_retry_joins_a_turn_that_began_while_its_own_prompt_was_rendered(served: Served):

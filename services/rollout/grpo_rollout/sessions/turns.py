@@ -166,6 +166,8 @@ class Turns:
             prompt = running.prompt + sampled.token_ids if sampled.token_ids else running.prompt
             shown = running.turn.segment.shown
             async with self.prompts.pictures.beside(prompt, shown, session.images) as ready:
+                if running.stopping:  # an abort before the engine has the turn ends nothing
+                    return
                 output = await self.engine.generate(ready, params, running.engine_id)
             sampled.add(output.outputs[0])
             try:
