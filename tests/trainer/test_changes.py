@@ -53,6 +53,16 @@ def test_a_resume_names_what_changed_of_each_dataset(run_file: Path, tmp_path: P
     ]
 
 
+def test_a_resume_compares_the_biases_of_tokens_whose_ids_are_texts_in_a_file(run_file: Path, tmp_path: Path):
+    before = tmp_path / "before.yaml"
+    biases = ("--algorithm.importance_sampling_correction", "false", "--rollout.logit_bias")
+    was = read(run_file, *biases, '{"1": 100, "7": 1}')
+    write_resolved(was, before)
+    assert changed_settings(before, was) == []
+    changes = changed_settings(before, read(run_file, *biases, '{"1": 5, "8": 1}'))
+    assert changes == [f"rollout.logit_bias.{what}" for what in ("1 is another one", "7 is gone", "8 is new")]
+
+
 @pytest.mark.parametrize("text", ["a: 'half", "- a list", "", "\ttab: 1"])
 def test_a_run_file_that_cannot_be_read_holds_no_resume_up(text: str, run_file: Path, tmp_path: Path):
     before = tmp_path / "before.yaml"

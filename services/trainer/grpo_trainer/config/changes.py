@@ -42,7 +42,7 @@ def _changed_entries(
     for key in sorted(old.keys() | plain.keys()):
         if key not in plain or key not in old:
             yield f"{above}{key} is {'new' if key in plain else 'gone'}"
-        elif isinstance(new[key], BaseModel) and isinstance(old[key], Mapping):
+        elif isinstance(new.get(key), BaseModel) and isinstance(old[key], Mapping):
             yield from changes(old[key], new[key], f"{above}{key}.")
         elif old[key] != plain[key]:
             yield f"{above}{key} is another one"
