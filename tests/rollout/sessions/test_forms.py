@@ -139,6 +139,16 @@ def test_a_message_that_cannot_be_read_is_named(message: Any, says: str):
     assert refused.value.status == 400
 
 
+def test_texts_of_a_result_stay_on_lines_of_their_own_beside_an_image():
+    from grpo_rollout.sessions.messages_form import chat_messages
+
+    texts = [{"type": "text", "text": text} for text in ("1", "2", "3")]
+    content = [*texts[:2], IMAGE_BLOCK, texts[2]]
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": content}
+    [message] = chat_messages({"messages": [{"role": "user", "content": [result]}]}, merge_system=False)
+    assert message["content"] == [{"type": "text", "text": "1\n2"}, IMAGE_BLOCK, texts[2]]
+
+
 def test_an_image_is_the_same_whichever_api_shows_it():
     from grpo_rollout.sessions.messages_form import chat_messages as of_anthropic
     from grpo_rollout.sessions.recorded import formed

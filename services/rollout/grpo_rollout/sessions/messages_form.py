@@ -86,9 +86,15 @@ def _said(role: str, content: Any, number: int) -> Iterator[dict[str, Any]]:
 
 
 def _joined(parts: list[Mapping[str, Any]], between: str) -> str | list[Mapping[str, Any]]:
-    """Return the text of parts, with `between` in between, or the parts where one is an image."""
-    shows = any(part["type"] == "image" for part in parts)
-    return parts if shows else between.join(part["text"] for part in parts)
+    """Return the text of parts, with `between` in between, or parts where one is an image."""
+    if not any(part["type"] == "image" for part in parts):
+        return between.join(part["text"] for part in parts)
+    joined: list[Mapping[str, Any]] = []
+    for part in parts:
+        if joined and joined[-1]["type"] == part["type"] == "text":
+            part = {"type": "text", "text": between.join((joined.pop()["text"], part["text"]))}
+        joined.append(part)
+    return joined
 
 
 def _result(block: Mapping[str, Any], number: int) -> str | list[Mapping[str, Any]]:
