@@ -207,7 +207,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 @pytest.mark.parametrize(
     ("api", "body", "says"),
     [
-        ("messages", {"messages": [{"role": "user", "content": [IMAGE]}]}, "a block of type image"),
+        ("messages", {"messages": [{"role": "user", "content": [IMAGE]}]}, "this server takes 0"),
         ("messages", {"messages": [QUESTION, {"role": "assistant", "content": "It"}]}, "has begun"),
         ("messages", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools that a server runs"),
         ("messages", {"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
@@ -227,7 +227,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ("responses", {"tools": [{"type": "web_search"}]}, "tools other than functions"),
         ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "the type item_reference"),
         ("responses", {"input": [{"type": "function_call_output", "call_id": "c", "output": "r"}]}, "nobody made"),
-        ("responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
+        ("responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "an image without its data"),
     ],
 )
 async def test_what_would_be_lost_is_refused(folders: Any, api: str, body: dict[str, Any], says: str):

@@ -116,7 +116,7 @@ async def test_a_turn_whose_session_ends_while_its_images_are_awaited_is_not_sam
         await ready.wait()
         yield token_ids
 
-    turns.prompts = replace(turns.prompts, pictures=SimpleNamespace(beside=beside, takes_any=False))
+    turns.prompts = replace(turns.prompts, pictures=SimpleNamespace(beside=beside, takes_any=False, check_count=id))
     waiting = asyncio.create_task(served.chat(session, messages=QUESTION))
     await awaited.wait()
     session.close(CloseSession(status="completed"))

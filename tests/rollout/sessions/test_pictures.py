@@ -53,7 +53,7 @@ async def test_sessions_with_one_image_process_it_once_and_again_when_it_had_to_
     kept, encoded = pictures.Pictures(processor), {"a": "a" * 10, "b": "b" * 10}
 
     async def turn(name: str) -> list[Any]:
-        _, shown = await kept.expanded([1, IMAGE, 2], [name], encoded, num_before=0)
+        _, shown = await kept.expanded([1, IMAGE, 2], [name], encoded)
         return shown
 
     shown, *_ = await asyncio.gather(*(turn("a") for _ in range(8)))
@@ -73,8 +73,8 @@ async def test_images_of_several_renderings_stand_where_their_segment_has_them()
 
     processor: Any = Processor()
     pictures, encoded = Pictures(processor), {"a": "aa", "b": "bbb", "c": "c"}
-    ids, first = await pictures.expanded([1, IMAGE, IMAGE], ["a", "b"], encoded, num_before=0)
-    more, second = await pictures.expanded([2, IMAGE], ["c"], encoded, num_before=2)
+    ids, first = await pictures.expanded([1, IMAGE, IMAGE], ["a", "b"], encoded)
+    more, second = await pictures.expanded([2, IMAGE], ["c"], encoded)
     whole = [*ids, 5, 6, *more]
     shown = [*first, *(replace(one, start=one.start + len(ids) + 2) for one in second)]
     async with pictures.beside(whole, shown, encoded) as ready:
@@ -101,12 +101,12 @@ async def test_an_image_that_failed_is_tried_again():
     pictures = Pictures(processor)
     processor.processed = refuses
     with pytest.raises(Refusal, match="too thin") as refused:
-        await pictures.expanded([IMAGE], ["a"], {"a": "a"}, num_before=0)
+        await pictures.expanded([IMAGE], ["a"], {"a": "a"})
     assert (refused.value.status, refused.value.detail.type) == (400, "invalid_messages")
     processor.processed = works
-    await pictures.expanded([IMAGE], ["a"], {"a": "a"}, num_before=0)
+    await pictures.expanded([IMAGE], ["a"], {"a": "a"})
     with pytest.raises(Refusal, match="the messages show 5 images; this server takes 4"):
-        await pictures.expanded([IMAGE], ["a"], {"a": "a"}, num_before=4)
+        pictures.check_count(5)
 
 
 async def test_a_session_keeps_no_image_of_a_prompt_that_begins_no_turn():

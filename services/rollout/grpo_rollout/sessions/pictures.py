@@ -50,22 +50,24 @@ class Pictures:
     def takes_any(self) -> bool:
         return self.images.most_in_context > 0
 
+    def check_count(self, count: int) -> None:
+        """Raises Refusal (400) `too_many_images` for more in a prompt than the model takes."""
+        if count > (most := self.images.most_in_context):
+            message = f"the messages show {count} images; this server takes {most} in a prompt"
+            more = "start the server with another --limit-mm-per-prompt" if most else "serve a model with vision"
+            raise Refusal(400, "too_many_images", message, hint=more, headers=dict(NO_RETRY))
+
     async def expanded(
-        self, token_ids: list[int], names: Sequence[str], encoded: Mapping[str, str], *, num_before: int
+        self, token_ids: list[int], names: Sequence[str], encoded: Mapping[str, str]
     ) -> tuple[list[int], list[Shown]]:
         """Return rendered ids with expanded placeholders, and where the images stand in them.
 
         Args:
             names: the images that the messages show, in order; `encoded`: name → base64.
-            num_before: images in front of these messages.
 
-        Raises Refusal (400): `too_many_images` for more than the model takes, `invalid_messages` for one that cannot be
-        used, and for placeholders that differ from the images in number.
+        Raises Refusal (400) `invalid_messages` for one that cannot be used, and for placeholders that differ from the
+        images in number.
         """
-        if (count := num_before + len(names)) > (most := self.images.most_in_context):
-            message = f"the messages show {count} images; this server takes {most} in a prompt"
-            more = "start the server with another --limit-mm-per-prompt" if most else "serve a model with vision"
-            raise Refusal(400, "too_many_images", message, hint=more, headers=dict(NO_RETRY))
         try:
             if not names:
                 self.images.check_text(NAMED, token_ids)

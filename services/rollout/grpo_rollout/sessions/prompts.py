@@ -90,6 +90,9 @@ class Prompts:
         """Return what is new behind `place`, its images expanded. Raises Refusal (400) for what cannot be rendered."""
         if place.prompt is not None:
             return NewPrompt(tools_key, place, Suffix([]))
+        before = len(place.turn.segment.shown_before(place.turn.end or 0)) if place.turn is not None else 0
+        # Before the chat template, which a model without vision may have for texts alone.
+        self.pictures.check_count(before + len(images_of(place.new)))
         if wanted.token_ids is not None:
             new = wanted.token_ids[_length_before(place) :]
             return await self._with_images(session, wanted, NewPrompt(tools_key, place, Suffix(new)))
@@ -132,9 +135,8 @@ class Prompts:
         names = images_of(place.new)
         if not suffix.token_ids or not (names or self.pictures.takes_any):
             return prompt
-        before = len(place.turn.segment.shown_before(place.turn.end or 0)) if place.turn is not None else 0
         encoded = ChainMap(dict(wanted.images), session.images)
-        ids, shown = await self.pictures.expanded(suffix.token_ids, names, encoded, num_before=before)
+        ids, shown = await self.pictures.expanded(suffix.token_ids, names, encoded)
         if not shown:
             return prompt
         again = self.place(session, wanted, prompt.tools_key)
