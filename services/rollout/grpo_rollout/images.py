@@ -43,7 +43,7 @@ class Images:
         self.most_in_context: int = limits.get("image", 0)
         """Of a session: `--limit-mm-per-prompt` alone bounds what its messages show."""
         self.max_images = min(MAX_IMAGES, self.most_in_context)
-        self._placeholder = getattr(engine.client.model_config.hf_config, "image_token_id", None)
+        self.placeholder = getattr(engine.client.model_config.hf_config, "image_token_id", None)
         self._threads = ThreadPoolExecutor(PREPARED_AT_ONCE, thread_name_prefix="grpo-images")
         self._preparing = asyncio.Semaphore(PREPARED_AT_ONCE)
         self._bytes_in_engine = 0
@@ -67,8 +67,8 @@ class Images:
 
         The model would read the token's own embedding, which is trained for nothing.
         """
-        if self.max_images and self._placeholder in token_ids:
-            raise _unfilled(named, token_ids.count(self._placeholder), 0)
+        if self.max_images and self.placeholder in token_ids:
+            raise _unfilled(named, token_ids.count(self.placeholder), 0)
 
     @asynccontextmanager
     async def prepared(self, position: int, prompt: Prompt, *, num_sequences: int) -> AsyncIterator[MultiModalInput]:

@@ -85,8 +85,6 @@ async def test_branches_share_the_images_before_them(vision: VisionServer):
     [
         (shows(ONE, OTHER, ONE), "the messages show 3 images; this server takes 2 in a prompt"),
         (shows(ONE[:400]), "image 0 of the new messages"),
-        (shows(ONE, text=f"see {IMAGE}"), "the new messages hold 2 image placeholders and there are 1 images"),
-        ({"role": "user", "content": f"see {IMAGE}"}, "hold 1 image placeholders and there are 0 images"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://h/a"}}]}, "by its URL"),
     ],
 )
@@ -99,6 +97,21 @@ async def test_what_cannot_be_shown_is_refused_and_the_session_goes_on(
         assert problem in refused.json()["error"]["message"]
         await said(session, shows(ONE))
         assert (await session.trajectory())["stats"]["turns"] == 1
+
+
+@pytest.mark.parametrize("images", [(), (ONE,)])
+async def test_a_placeholder_in_a_text_shows_no_image(vision: VisionServer, images: tuple[str, ...]):
+    """A policy may write it, and an environment repeat it."""
+    async with opened(vision, sampling=SAMPLING) as session:
+        first = shows(*images, text=f"see {IMAGE}")
+        answer = await said(session, first)
+        repeated = {"role": "user", "content": f"you said {IMAGE}"}
+        await said(session, first, {"role": "assistant", "content": answer}, repeated)
+        found = await session.trajectory()
+    [segment] = found["segments"]
+    assert (len(segment["turns"]), len(segment["images"])) == (2, len(images))
+    assert found["stats"]["control_tokens"] == 2
+    assert segment["messages"][-2]["content"] == repeated["content"]
 
 
 async def test_images_count_towards_the_context(vision: VisionServer):

@@ -217,6 +217,17 @@ def test_results_may_follow_what_is_recorded():
     check_new(formed([{"role": "tool", "tool_call_id": "c1", "content": "r"}]), before=before)
 
 
+def test_a_fork_of_what_was_given_up_is_one_of_what_was_sampled_before_it():
+    recorded, messages = Recorded(), [user("a"), says("b"), user("c")]
+    recorded.turn(messages[:1], says("b"))
+    recorded.turn(messages, says("d"))
+    given_up, fork = (recorded.begin([*messages[:2], user("e")]) for _ in range(2))
+    recorded.forest.abandon(given_up)
+    found = recorded.finish(fork, says("g")).segment
+    assert (found.parent, given_up.segment.parent) == (given_up.segment.index, 0)
+    assert recorded.forest.origin(found) == (0, 3)
+
+
 def test_a_fork_shows_the_images_before_it():
     recorded = Recorded()
     question, images = {"role": "user", "content": [{"type": "image", "image": "data:image/png;base64,aa=="}]}, {}

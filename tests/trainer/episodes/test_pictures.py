@@ -82,6 +82,14 @@ def test_an_image_of_pillow_is_written_without_loss(mode: str):
         assert pixels(part) == image.convert("RGB").tobytes()
 
 
+def test_an_image_of_pillow_is_turned_as_its_file_says():
+    file, exif = BytesIO(), Image.Exif()
+    exif[0x0112] = 6
+    pillow().save(file, "JPEG", exif=exif)
+    (part,) = shown(Image.open(file))
+    assert decode_image(part["image_url"]["url"].partition(",")[2]).size == (40, 56)
+
+
 def test_a_mode_that_no_png_has_is_converted():
     (part,) = shown(pillow().convert("CMYK"))
     assert decode_image(part["image_url"]["url"].partition(",")[2]).size == (56, 40)
@@ -104,6 +112,8 @@ def test_parts_that_are_all_texts_are_a_text(content: Any):
             "an image of type ndarray: give one of Pillow, bytes, a path or base64",
         ),
         ([{"type": "image_url", "image_url": {"url": "data:image/png,abc"}}], "its URL is not data:image"),
+        (pillow().convert("F"), "an image of mode F, whose values may be of any range"),
+        (pillow().resize((1, 1)).crop((0, 0, 0, 0)), "an image of mode RGB that cannot be written"),
         ([PART] * 17, "more than 16 images"),
         ([PART, {"type": "video", "video": "a.mp4"}], "a part of type 'video'; only texts and images"),
     ],
@@ -134,7 +144,7 @@ def look(at: str) -> Any:
     """
     found: dict[str, Any] = {
         "image": pillow(), "both": [pillow(), "red"], "parts": [{"type": "text", "text": "red"}, PART],
-        "broken": [{**PLACE, "image": "no.png"}], "list": [1, 2],
+        "broken": [{**PLACE, "image": "no.png"}], "list": [1, 2], "part": PART, "tuple": (pillow(), "red"),
     }  # fmt: skip
     return found[at]
 
@@ -156,7 +166,10 @@ def test_a_tool_may_return_images():
         found = Tools([look]).answer({"tool_calls": calls}, timeout_s=5, budget_s=5)
         return [message["content"] for message in found["messages"]]
 
-    image, both, parts, broken, a_list = answer("image", "both", "parts", "broken", "list")
+    image, both, parts, broken, a_list, part, a_tuple = answer(
+        "image", "both", "parts", "broken", "list", "part", "tuple"
+    )
+    assert (part, a_tuple) == ([PART], both)
     assert [pixels(part) for part in (*image, both[0], parts[1])] == [decode_image(RED).tobytes()] * 3
     assert (both[1], parts[0]) == ({"type": "text", "text": "red"}, {"type": "text", "text": "red"})
     assert broken == str({"error": "look returned the image no.png, which is no file"})

@@ -73,7 +73,8 @@ def build_sessions(
     tokenizer = rollouts.tokenizer
     render = partial(_render, tokenizer, rollouts.chat_template)
     encode = partial(tokenizer.encode, add_special_tokens=False)
-    template, findings = probe(render, encode, special_tokens(tokenizer))
+    special = special_tokens(tokenizer)
+    template, findings = probe(render, encode, special)
     sessions = Sessions(pushes, max_model_len=rollouts.max_model_len, advertise_url=args.advertise_url)
     prompts = Prompts(
         template=template,
@@ -82,6 +83,7 @@ def build_sessions(
         thread=rollouts.text_thread,
         default_kwargs=chat.default_chat_template_kwargs,
         vocab_size=rollouts.vocab_size,
+        placeholder=next((text for text, token_id in special.items() if token_id == rollouts.images.placeholder), None),
     )
     turns = Turns(
         engine,

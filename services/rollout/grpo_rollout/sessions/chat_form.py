@@ -98,6 +98,24 @@ def text_of(content: str | Sequence[Mapping[str, str]]) -> str:
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
+def as_texts(messages: Sequence[ChatMessage], placeholder: str | None) -> list[ChatMessage]:
+    """Return messages whose texts hold a placeholder of images with a blank in it: in a text it stands for no image.
+
+    A policy could else write it, and a program that repeats it could not go on.
+    """
+    if not placeholder:
+        return list(messages)
+    broken = f"{placeholder[0]} {placeholder[1:]}"
+
+    def shown(content: str | list[dict[str, str]]) -> str | list[dict[str, str]]:
+        if isinstance(content, str):
+            return content.replace(placeholder, broken)
+        return [{name: value.replace(placeholder, broken) for name, value in part.items()} for part in content]
+
+    fields = ("content", "reasoning_content")
+    return [{**message, **{name: shown(message[name]) for name in fields if name in message}} for message in messages]
+
+
 def images_of(messages: Sequence[ChatMessage]) -> list[str]:
     """Return the names of the images that messages show, in order."""
     contents = (message["content"] for message in messages if not isinstance(message["content"], str))

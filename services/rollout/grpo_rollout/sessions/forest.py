@@ -363,6 +363,14 @@ class Forest:
     def sampled_segments(self) -> Iterator[Segment]:
         return (segment for segment in self.segments if segment.turns)
 
+    def origin(self, segment: Segment) -> tuple[int | None, int | None]:
+        """Return the segment that `segment` branched off, and where: the nearest in which something was sampled."""
+        parent, fork_at = segment.parent, segment.fork_at
+        while parent is not None and not self.segments[parent].turns:
+            above = self.segments[parent]
+            parent, fork_at = above.parent, min(fork_at or 0, above.fork_at or 0)
+        return (parent, fork_at) if parent is not None else (None, None)
+
     def stats(self) -> dict[str, Any]:
         """Count what was recorded: `sampled` tokens are those in turns, `masked` tokens by reason are among them."""
         forks = [segment for segment in self.sampled_segments if segment.fork_reason]

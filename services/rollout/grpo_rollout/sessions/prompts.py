@@ -14,7 +14,7 @@ from typing import Any
 from grpo_proto.server.refusal import Refusal
 
 from ..completion_text import CompletionText
-from .chat_form import BadMessagesError, ChatMessage, check_new, digest, images_of, text_of
+from .chat_form import BadMessagesError, ChatMessage, as_texts, check_new, digest, images_of, text_of
 from .forest import Attachment, Shown
 from .pictures import Pictures
 from .session import Session
@@ -58,7 +58,7 @@ class Prompts:
     """Finds and renders the prompts of turns; one instance per server.
 
     `template`: None when the chat template cannot continue a turn; turns then take token ids. `thread` renders whole
-    prompts.
+    prompts. `placeholder`: the text of the token that stands for an image, None for a model without vision.
     """
 
     template: ChatTemplate | None
@@ -67,6 +67,7 @@ class Prompts:
     thread: Executor | None
     default_kwargs: Mapping[str, Any]
     vocab_size: int
+    placeholder: str | None = None
 
     def kwargs_of(self, session: Session) -> dict[str, Any]:
         """Return what a session's chat template is given beside messages and tools."""
@@ -112,8 +113,9 @@ class Prompts:
             answer = place.turn.answer
             check_new(place.new, before=[answer.message or {}], position=wanted.position(place.new))
             system = wanted.system() if template.asks_for_all else None
+            new = as_texts(place.new, self.placeholder)
             try:
-                suffix = template.suffix(answer.message, place.new, tools=wanted.tools, system=system, kwargs=kwargs)
+                suffix = template.suffix(answer.message, new, tools=wanted.tools, system=system, kwargs=kwargs)
                 return NewPrompt(tools_key, place, template.joined(place.turn.token_ids, suffix))
             except TemplateError as error:
                 logger.warning("session %s: a full render for a turn: %s", session.session_id, error)
@@ -123,7 +125,9 @@ class Prompts:
             raise BadMessagesError("a turn of token ids goes on by messages with the tools of its own alone")
         check_new(messages)
         loop = asyncio.get_running_loop()
-        context = await loop.run_in_executor(self.thread, template.prompt, messages, wanted.tools, kwargs)
+        context = await loop.run_in_executor(
+            self.thread, template.prompt, as_texts(messages, self.placeholder), wanted.tools, kwargs
+        )
         again = session.forest.find(tools_key, messages)
         if again.prompt is not None:
             return NewPrompt(tools_key, again, Suffix([]))

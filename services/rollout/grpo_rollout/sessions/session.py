@@ -228,22 +228,22 @@ class Session:
             rewards=self.rewards,
             metrics=self.metrics,
             stats=SessionStats(**self.forest.stats()),
-            segments=[recorded(segment, places) for segment in segments],
+            segments=[recorded(segment, self.forest, places) for segment in segments],
             images={name: encoded for name, encoded in self.images.items() if name in shown},
         )
 
 
-def recorded(segment: Segment, places: Mapping[int, int]) -> RecordedSegment:
+def recorded(segment: Segment, forest: Forest, places: Mapping[int, int]) -> RecordedSegment:
     """Return a segment for the wire. `places`: the position in the answer of each segment by its index."""
     done = [turn for turn in segment.turns if turn.end is not None]
     end = done[-1].end or 0 if done else 0
-    parent = places.get(segment.parent) if segment.parent is not None else None
+    parent, fork_at = forest.origin(segment)
     return RecordedSegment(
         token_ids=segment.token_ids[:end].tolist(),
         turns=[_turn(turn) for turn in done],
         logprobs=segment.logprobs.tolist(),
-        parent=parent,
-        fork_at=segment.fork_at if parent is not None else None,
+        parent=places[parent] if parent is not None else None,
+        fork_at=fork_at,
         fork_reason=segment.fork_reason,
         images=[image.name for image in segment.shown_before(end)],
         image_starts=[image.start for image in segment.shown_before(end)],

@@ -178,10 +178,17 @@ def _encoded(found: Any) -> str:
 
 
 def _png(image: Any) -> str:
-    if image.mode not in WRITTEN:
-        image = image.convert("I;16" if image.mode == "I" else "RGB")
+    """The image, turned as its file says. Raises PictureError."""
+    from PIL import ImageOps
+
+    if image.mode in ("I", "F"):
+        raise PictureError(f"an image of mode {image.mode}, whose values may be of any range: make it RGB or L")
     file = BytesIO()
-    image.save(file, "PNG")
+    try:
+        image = ImageOps.exif_transpose(image)
+        (image if image.mode in WRITTEN else image.convert("RGB")).save(file, "PNG")
+    except (ValueError, OSError, SystemError) as error:  # as of one that was closed, or has no pixels
+        raise PictureError(f"an image of mode {image.mode} that cannot be written: {error}") from error
     return base64.b64encode(file.getvalue()).decode()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .messages import EnvironmentFault, Room
-from .pictures import is_pillow
+from .pictures import shows_picture
 from .time_limit import call
 
 Message = dict[str, Any]
@@ -47,7 +47,8 @@ class Tools:
             if limit_s <= 0:
                 raise TimeoutError("not called: the calls before it have used up the time")
             found = call(self.functions[name], timeout_s=limit_s, **arguments_of(function))
-            return room.content(found if is_pillow(found) or _are_parts(found) else str(found), name), False
+            found = list(found) if isinstance(found, tuple) and any(map(shows_picture, found)) else found
+            return room.content(found if shows_picture(found) or _are_parts(found) else str(found), name), False
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit, too: a tool that calls exit() has failed
@@ -85,9 +86,7 @@ def _are_parts(found: Any) -> bool:
     """Whether a tool's result is a list of parts, or of images and texts."""
     if not isinstance(found, list) or not found:
         return False
-    if any(map(is_pillow, found)):
-        return all(is_pillow(part) or isinstance(part, str | dict) for part in found)
-    return all(isinstance(part, dict) and "type" in part for part in found)
+    return any(map(shows_picture, found)) or all(isinstance(part, dict) and "type" in part for part in found)
 
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
