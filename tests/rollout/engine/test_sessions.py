@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900), pytest.mark.xdist_grou
 TOKENIZER = make_tokenizer()
 HELLO = {"role": "user", "content": "Hello"}
 AGAIN = {"role": "user", "content": "Again"}
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
 
 
 def rendered(*messages: dict[str, str]) -> list[int]:
@@ -312,7 +313,8 @@ async def test_rewards_a_newer_session_and_deletion(fresh: Server):
         ({"n": 2}, "n is 2"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "the role 'robot'"),
         ({"messages": [HELLO, {"role": "tool", "tool_call_id": "c", "content": "r"}]}, "which nobody made"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "send text parts alone"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "send text and images"),
+        ({"messages": [{"role": "user", "content": [PICTURE]}]}, "the messages show 1 images; this server takes 0"),
         ({"messages": []}, "an empty one"),
         ({"tools": [{"type": "web_search"}]}, "tools other than functions"),
         ({"continue_final_message": True}, "continue_final_message"),
