@@ -112,6 +112,7 @@ def test_parts_that_are_all_texts_are_a_text(content: Any):
             "an image of type ndarray: give one of Pillow, bytes, a path or base64",
         ),
         ([{"type": "image_url", "image_url": {"url": "data:image/png,abc"}}], "its URL is not data:image"),
+        (pillow().resize((1, 201)), "an image of 1 × 201 pixels, thinner than 1 : 200"),
         (pillow().convert("F"), "an image of mode F, whose values may be of any range"),
         (pillow().resize((1, 1)).crop((0, 0, 0, 0)), "an image of mode RGB that cannot be written"),
         ([PART] * 17, "more than 16 images"),

@@ -84,7 +84,8 @@ def _encoded_image(part: Mapping[str, Any], position: int) -> str:
         found = found.get("url") or found.get("data")
     if not isinstance(found, str) or not found:
         raise BadMessagesError(f"message {position} holds a part of an image without its data")
-    if found.startswith("data:"):
+    found = "".join(found.split())  # lines, as MIME writes them
+    if found[:5].lower() == "data:":
         head, _, found = found.partition(",")
         if not head.endswith(";base64") or not found:
             raise BadMessagesError(f"message {position} holds a data URL of an image that is not base64")

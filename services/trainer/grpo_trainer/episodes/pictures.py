@@ -20,6 +20,8 @@ Message = dict[str, Any]
 
 MAX_PICTURE_MIB = 16
 """Of all that one call shows, in base64: half of a frame."""
+MAX_ASPECT = 200
+"""Of a longer to a shorter side: that of Qwen's processors. A policy may well ask a tool for a crop of one pixel."""
 SHOWN_BY = ("user", "tool")
 """Roles of messages that may show an image."""
 TYPES = ("image", "image_url")
@@ -68,6 +70,11 @@ def part_of(found: Any, room: Room) -> dict[str, Any]:
         pixels_of(encoded)
     except ImageError as error:
         raise PictureError(f"an image that cannot be used: {error}") from error
+    width, height = opened(encoded).size
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        raise PictureError(
+            f"an image of {width} × {height} pixels, thinner than 1 : {MAX_ASPECT}, which models' processors refuse"
+        )
     part = url_part(encoded)
     room.take(part["image_url"]["url"])
     return part
