@@ -32,9 +32,14 @@ class ImageError(ValueError):
     """The image cannot be used; the message says why and what to send."""
 
 
+def size_of(encoded: str) -> tuple[int, int]:
+    """Return width and height as the file declares them, without decoding it. Raises ImageError."""
+    return _open(encoded).size
+
+
 def pixels_of(encoded: str) -> int:
-    """Return width × height as the file declares them, without decoding it. Raises ImageError."""
-    width, height = _open(encoded).size
+    """Return width × height, as `size_of`. Raises ImageError."""
+    width, height = size_of(encoded)
     return width * height
 
 

@@ -203,7 +203,8 @@ def test_an_observation_of_a_gym_may_be_an_image():
 class Session:
     """Stands for a recording and its session: keeps what it is asked, and what the episode ended with."""
 
-    def __init__(self, config: EpisodesConfig):
+    def __init__(self, config: EpisodesConfig, images: ImagesOfPrompts):
+        self.images = images
         self.config, self.session, self.place = config, self, self
         self.retry_for_s, self.max_turn_tokens = 0.0, 8
         self.asked: list[GenerateTurn] = []
@@ -236,9 +237,9 @@ ROW = PromptRow(4, [], PROMPT, {"prompt": PROMPT}, images=(RED,), image_column=(
 
 async def played(row: PromptRow, images: ImagesOfPrompts, folder: Path) -> Session:
     config = EpisodesConfig(environment=GAME, max_turns=4)
-    session = Session(config)
+    session = Session(config, images)
     async with Nursery(environments=[GAME]) as nursery:
-        player = EnvironmentPlayer(nursery, config, EpisodeAsked(0, 0, row, seed=1), folder / "a.log", images)
+        player = EnvironmentPlayer(nursery, config, EpisodeAsked(0, 0, row, seed=1), folder / "a.log")
         await player.play(session)  # type: ignore[arg-type]
     return session
 
@@ -268,17 +269,17 @@ async def test_an_image_before_a_model_that_sees_none_ends_the_episode_by_its_na
 async def test_a_row_with_more_than_a_call_holds_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("grpo_trainer.episodes.environments.MAX_PICTURE_MIB", 0)
     config = EpisodesConfig(environment=GAME)
-    player = EnvironmentPlayer(None, config, EpisodeAsked(0, 0, ROW, seed=1), tmp_path, ImagesOfPrompts(7))  # type: ignore[arg-type]
+    player = EnvironmentPlayer(None, config, EpisodeAsked(0, 0, ROW, seed=1), tmp_path)  # type: ignore[arg-type]
     with pytest.raises(RunError, match=r"the images of row 5 have .* MiB in base64"):
-        await player._images_of_row()
+        await player._images_of_row(ImagesOfPrompts(7))
 
 
 @pytest.mark.parametrize(("column", "found"), [(("image", False), RED), (("images", True), [RED]), (None, None)])
 async def test_a_program_gets_the_images_of_its_row_as_base64(column: Any, found: Any, tmp_path: Path):
     row = replace(ROW, image_column=column)
     config = EpisodesConfig(agent=["a"])
-    player = ProgramPlayer(None, config, EpisodeAsked(0, 0, row, seed=1), tmp_path / "a.log", ImagesOfPrompts(7))  # type: ignore[arg-type]
-    await asyncio.to_thread(player._write_row)
+    player = ProgramPlayer(None, config, EpisodeAsked(0, 0, row, seed=1), tmp_path / "a.log")  # type: ignore[arg-type]
+    await asyncio.to_thread(player._write_row, ImagesOfPrompts(7))
     written = json.loads(player.row_file.read_text())
     assert written == {"prompt": [{"role": "user", "content": [PART, {"type": "text", "text": "Which colour?"}]}]} | (
         {} if column is None else {column[0]: found}

@@ -10,6 +10,7 @@ episode each image is such a prompt by itself, so that sequences share it which 
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,7 +26,15 @@ _PLACES = 1 << PLACE_BITS
 
 def key_of(images: Sequence[str]) -> int:
     """Hash the encoded images of a prompt to the first name of its places."""
-    digest = hashlib.blake2b("\n".join(images).encode(), digest_size=5).digest()
+    return _key([_digest(image) for image in images])
+
+
+def _digest(image: str) -> bytes:
+    return hashlib.blake2b(image.encode(), digest_size=16).digest()
+
+
+def _key(digests: Iterable[bytes]) -> int:
+    digest = hashlib.blake2b(b"".join(digests), digest_size=5).digest()
     return FIRST_NAME + (int.from_bytes(digest) << PLACE_BITS)
 
 
@@ -110,10 +119,10 @@ def images_by_key(
 ) -> dict[int, tuple[str, ...]]:
     """The images that the places of sequences are named by, under their keys: all of a sequence, or one of them."""
     used = {int(key) for token_ids_L in tokens_Q for key in np.unique(keys_and_places(names_in(token_ids_L))[0])}
-    # The sequences of a group share their images: hash these once, they are megabytes.
-    lists = [images for images in dict.fromkeys(images_Q) if images]
-    lists += dict.fromkeys((image,) for images in lists for image in images)
-    return {key: images for images in lists if (key := key_of(images)) in used}
+    # Each image is hashed once, however many sequences show it: they are megabytes.
+    digests = {image: _digest(image) for image in dict.fromkeys(chain.from_iterable(images_Q))}
+    lists = dict.fromkeys([*filter(None, images_Q), *((image,) for image in digests)])
+    return {key: images for images in lists if (key := _key(digests[image] for image in images)) in used}
 
 
 def names_in(token_ids_L: NDArray[np.int64]) -> NDArray[np.int64]:

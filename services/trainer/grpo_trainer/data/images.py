@@ -9,12 +9,10 @@ row that writes none gets its images before the text of its first user message, 
 row has images has them there.
 """
 
-import base64
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from grpo_proto.images import ImageError, decode_image, pixels_of, pixels_of_fil
 from grpo_proto.messages.rollout import MAX_IMAGES
 
 from ..errors import RunError, UsageError
+from .image_files import base64_of, file_of, may_be_base64, png_of
 from .messages import has_images
 from .prompt_row import PromptRow
 from .recipes import Message
@@ -136,12 +135,12 @@ class ImageColumn:
             return self._encoded(value.partition(",")[2], where)
         if value.startswith(("http://", "https://")):
             raise UsageError(f"{where} has an image at {value[:200]}", hint="download it, and give its path")
-        path = self._path(value.removeprefix("file://"))
+        path = file_of(value, self.folder)
         if path is not None:
             with _named(f"{where} has the image {value[:200]}"):
                 pixels_of_file(path)
             return f"{_FILE}{path}"
-        if len(value) > 64 and len(value) % 4 == 0 and "." not in value:
+        if may_be_base64(value):
             return self._encoded(value, where)
         raise UsageError(
             f"{where} has the image {value[:200]}, which is no file" + (f" in {self.folder}" if self.folder else ""),
@@ -152,15 +151,6 @@ class ImageColumn:
         with _named(f"{where} has an image in base64"):
             pixels_of(text)
         return text
-
-    def _path(self, value: str) -> Path | None:
-        if len(value) > 4096 or "\0" in value:
-            return None
-        try:
-            found = (Path(self.folder) / Path(value).expanduser()).resolve()
-            return found if found.is_file() else None
-        except (OSError, RuntimeError):  # a name that is too long, a loop of links, nobody's home
-            return None
 
 
 def all_files(sources: Sequence[str]) -> bool:
@@ -201,9 +191,7 @@ class ImagesOfPrompts:
         image = decode_image(encoded)
         scale = math.sqrt(self.max_pixels / (image.width * image.height))
         size = max(int(image.width * scale), 1), max(int(image.height * scale), 1)
-        file = BytesIO()
-        image.resize(size, Image.Resampling.BICUBIC).save(file, "PNG")
-        return base64.b64encode(file.getvalue()).decode()
+        return png_of(image.resize(size, Image.Resampling.BICUBIC))
 
 
 SEES_NONE = ImagesOfPrompts()
@@ -215,7 +203,7 @@ def _read(source: str) -> str:
         return source
     path = Path(source.removeprefix(_FILE))
     try:
-        return base64.b64encode(path.read_bytes()).decode()
+        return base64_of(path)
     except OSError as error:
         raise RunError(
             f"the image {path} of a row cannot be read any more: {error.strerror or error}",

@@ -18,7 +18,7 @@ from grpo_proto.messages.errors import DataError
 from grpo_proto.messages.sessions import GeneratedTurn, GenerateTurn
 
 from ..config.episodes import ENVIRONMENT_COLUMN, ENVIRONMENT_REWARD, EpisodesConfig
-from ..data.images import SEES_NONE, ImagesOfPrompts
+from ..data.images import ImagesOfPrompts
 from ..errors import RunError
 from .identity import EpisodeAsked
 from .pictures import MAX_PICTURE_MIB, fitted, has_pictures, without_pictures
@@ -37,16 +37,8 @@ CLOSE_S = 5.0
 class EnvironmentPlayer:
     """Plays one episode. `log_file`: what its process prints."""
 
-    def __init__(
-        self,
-        nursery: Nursery,
-        config: EpisodesConfig,
-        asked: EpisodeAsked,
-        log_file: Path,
-        images: ImagesOfPrompts = SEES_NONE,
-    ):
+    def __init__(self, nursery: Nursery, config: EpisodesConfig, asked: EpisodeAsked, log_file: Path):
         self.nursery, self.config, self.asked, self.log_file = nursery, config, asked, log_file
-        self.images = images
         self.kind = _kind(config, asked.row.columns)
         self.transcript: list[dict[str, Any]] = []
         self.turn_rewards: dict[int, float] = {}
@@ -60,9 +52,9 @@ class EnvironmentPlayer:
         rewards: dict[str, RewardScore] = {}
         try:
             await self._fork()
-            row = self.asked.row
+            row, images = self.asked.row, await self._images_of_row(recording.images)
             first = await self._call("reset", row=row.columns, prompt=row.prompt, seed=self.asked.environment_seed,
-                                     images=await self._images_of_row(), image_column=row.image_column)  # fmt: skip
+                                     images=images, image_column=row.image_column)  # fmt: skip
             await recording.open()
             ending = await self._turns(recording, first)
             if ending.status == "truncated":
@@ -91,7 +83,7 @@ class EnvironmentPlayer:
         self.transcript += without_pictures(messages)
         self.has_tools = tools is not None
         for _ in range(self.config.max_turns):
-            messages = await self._fitted(messages)
+            messages = await _fitted(messages, recording.images)
             try:
                 request = GenerateTurn(
                     messages=[Message.model_validate(message) for message in messages],
@@ -188,11 +180,11 @@ class EnvironmentPlayer:
 
     # --- images ---------------------------------------------------------------------------------------------------
 
-    async def _images_of_row(self) -> list[str]:
+    async def _images_of_row(self, of_policy: ImagesOfPrompts) -> list[str]:
         """Raises RunError for images that cannot be read any more, and for more than a call can hold."""
         if not self.asked.row.images:
             return []
-        images = await asyncio.to_thread(self.images.encoded, self.asked.row)
+        images = await asyncio.to_thread(of_policy.encoded, self.asked.row)
         if (size := sum(map(len, images))) > MAX_PICTURE_MIB * 2**20:
             raise RunError(
                 f"the images of row {self.asked.row.index + 1} have {size / 2**20:.1f} MiB in base64; an episode can "
@@ -200,21 +192,6 @@ class EnvironmentPlayer:
                 hint="make larger ones smaller by data.max_image_pixels, or give other files",
             )
         return images
-
-    async def _fitted(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The messages with their images as large as they may be. Raises CallFailedError for what cannot be shown."""
-        if not has_pictures(messages):
-            return messages
-        if self.images.token_id is None:
-            raise CallFailedError(
-                "its messages show an image, and images of this model are not trained on: docs/model-families.md has "
-                "those that are",
-                late=False,
-            )
-        try:
-            return await asyncio.to_thread(fitted, messages, self.images.fitted)
-        except ImageError as error:
-            raise CallFailedError(f"its messages show an image that cannot be used: {error}", late=False) from error
 
     # --- process -------------------------------------------------------------------------------------------------
 
@@ -241,3 +218,19 @@ def _kind(config: EpisodesConfig, columns: Mapping[str, Any]) -> dict[str, Any]:
         "by_name": by_name, "tools": list(config.tools), "rewards": list(config.reward_funcs),
         "max_turns": config.max_turns,
     }  # fmt: skip
+
+
+async def _fitted(messages: list[dict[str, Any]], of_policy: ImagesOfPrompts) -> list[dict[str, Any]]:
+    """The messages with their images as large as they may be. Raises CallFailedError for what cannot be shown."""
+    if not has_pictures(messages):
+        return messages
+    if of_policy.token_id is None:
+        raise CallFailedError(
+            "its messages show an image, and images of this model are not trained on: docs/model-families.md has "
+            "those that are",
+            late=False,
+        )
+    try:
+        return await asyncio.to_thread(fitted, messages, of_policy.fitted)
+    except ImageError as error:
+        raise CallFailedError(f"its messages show an image that cannot be used: {error}", late=False) from error

@@ -13,8 +13,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from grpo_proto.images import ImageError, pixels_of
+from grpo_proto.images import ImageError, size_of
 from grpo_proto.messages.rollout import MAX_IMAGES
+
+from ..data.image_files import base64_of, file_of, may_be_base64, png_of
 
 Message = dict[str, Any]
 
@@ -67,10 +69,9 @@ def part_of(found: Any, room: Room) -> dict[str, Any]:
     """A part with a data URL for one that shows an image in any form. Raises PictureError."""
     try:
         encoded = _encoded(found)
-        pixels_of(encoded)
+        width, height = size_of(encoded)
     except ImageError as error:
         raise PictureError(f"an image that cannot be used: {error}") from error
-    width, height = opened(encoded).size
     if max(width, height) > MAX_ASPECT * min(width, height):
         raise PictureError(
             f"an image of {width} × {height} pixels, thinner than 1 : {MAX_ASPECT}, which models' processors refuse"
@@ -177,9 +178,9 @@ def _encoded(found: Any) -> str:
         return _of_data_url(found)
     if found.startswith(("http://", "https://")):
         raise PictureError(f"an image at {found[:200]}: URLs are not fetched; download it, and give the file")
-    if (path := _path(found.removeprefix("file://"))) is not None:
+    if (path := file_of(found)) is not None:
         return _read(path)
-    if len(found) > 64 and len(found) % 4 == 0 and "." not in found:
+    if may_be_base64(found):
         return found
     raise PictureError(f"the image {found[:200]}, which is no file")
 
@@ -190,13 +191,11 @@ def _png(image: Any) -> str:
 
     if image.mode in ("I", "F"):
         raise PictureError(f"an image of mode {image.mode}, whose values may be of any range: make it RGB or L")
-    file = BytesIO()
     try:
         image = ImageOps.exif_transpose(image)
-        (image if image.mode in WRITTEN else image.convert("RGB")).save(file, "PNG")
+        return png_of(image if image.mode in WRITTEN else image.convert("RGB"))
     except (ValueError, OSError, SystemError) as error:  # as of one that was closed, or has no pixels
         raise PictureError(f"an image of mode {image.mode} that cannot be written: {error}") from error
-    return base64.b64encode(file.getvalue()).decode()
 
 
 def _of_data_url(url: str) -> str:
@@ -206,18 +205,8 @@ def _of_data_url(url: str) -> str:
     return encoded
 
 
-def _path(value: str) -> Path | None:
-    if len(value) > 4096 or "\0" in value:
-        return None
-    try:
-        path = Path(value).expanduser()
-        return path if path.is_file() else None
-    except (OSError, RuntimeError):  # a name that is too long, nobody's home
-        return None
-
-
 def _read(path: Path) -> str:
     try:
-        return base64.b64encode(path.read_bytes()).decode()
+        return base64_of(path)
     except OSError as error:
         raise PictureError(f"the image {path}, which cannot be read: {error.strerror or error}") from error

@@ -21,7 +21,7 @@ from grpo_proto.messages.errors import DataError
 from grpo_proto.messages.sessions import Status
 
 from ..config.episodes import EpisodesConfig
-from ..data.images import SEES_NONE, ImagesOfPrompts
+from ..data.images import ImagesOfPrompts
 from .identity import EpisodeAsked
 from .pictures import row_with_images
 from .played import Ending, Played, score_of
@@ -38,16 +38,8 @@ LOOK_S = 15.0
 class ProgramPlayer:
     """Plays one episode. `log_file`: what the program prints; the row lies beside it."""
 
-    def __init__(
-        self,
-        nursery: Nursery,
-        config: EpisodesConfig,
-        asked: EpisodeAsked,
-        log_file: Path,
-        images: ImagesOfPrompts = SEES_NONE,
-    ):
+    def __init__(self, nursery: Nursery, config: EpisodesConfig, asked: EpisodeAsked, log_file: Path):
         self.nursery, self.config, self.asked, self.log_file = nursery, config, asked, log_file
-        self.images = images
         self.row_file = log_file.absolute().with_suffix(".row.json")
 
     async def play(self, recording: Recording) -> Played:
@@ -55,7 +47,7 @@ class ProgramPlayer:
         killed = False
         try:
             await recording.open()
-            await asyncio.to_thread(self._write_row)
+            await asyncio.to_thread(self._write_row, recording.images)
             async with await self._start(recording) as program:
                 exited = await self._wait(program, recording)
             ending, rewards = _judged(exited, self.config.call_timeout_s)
@@ -74,10 +66,10 @@ class ProgramPlayer:
                 found.episode.rewards.setdefault(name, none)
         return found
 
-    def _write_row(self) -> None:
+    def _write_row(self, of_policy: ImagesOfPrompts) -> None:
         self.row_file.parent.mkdir(parents=True, exist_ok=True)
         row = self.asked.row
-        columns, _ = row_with_images(row.columns, row.prompt, self.images.encoded(row), row.image_column)
+        columns, _ = row_with_images(row.columns, row.prompt, of_policy.encoded(row), row.image_column)
         self.row_file.write_text(json.dumps(columns, default=str), encoding="utf-8")
 
     async def _start(self, recording: Recording) -> EpisodeProcess:

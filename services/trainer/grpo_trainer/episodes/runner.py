@@ -66,6 +66,6 @@ class EpisodeRunner:
             log_file = self.logs.file_of(recording.session_id)
             player = ProgramPlayer if self.config.agent else EnvironmentPlayer
             try:
-                return await player(self.nursery, self.config, asked, log_file, self.images).play(recording)
+                return await player(self.nursery, self.config, asked, log_file).play(recording)
             finally:
                 self.logs.ended(log_file)
