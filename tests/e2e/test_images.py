@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from safetensors.torch import load_file
 
 from tests.e2e.conftest import Stack, read_jsonl
 from tests.processes import free_port
@@ -96,3 +97,30 @@ def test_an_environment_shows_a_picture_in_every_turn(colours: list[object], tmp
     [row] = [row for row in read_jsonl(tmp_path / "free" / "metrics.jsonl") if "loss" in row]
     assert row["sampling/sampling_logp_difference/max"] < 1e-4
     assert max(len(line["turns"]) for line in read_jsonl(tmp_path / "free" / "completions.jsonl")) == 2
+
+
+def test_a_tower_that_is_trained_is_pushed_saved_and_gone_on_with(colours: list[object], tmp_path: Path):
+    run_dir = tmp_path / "run"
+    flags = ("--run_dir", run_dir, "--model.train_vision_tower", "true", "--checkpoint.save_steps", 1)
+    twice = ("--algorithm.num_iterations", 2, "--algorithm.beta", 0.04, "--eval.eval_steps", 0)
+    status, said = finished(tmp_path / "run.log", *colours, *flags, *twice, "--max_steps", 3)
+    assert status == 0, said
+    status, said = finished(tmp_path / "more.log", *colours, *flags, *twice, "--max_steps", 4, "--resume")
+    assert status == 0, said
+    steps = [row for row in read_jsonl(run_dir / "metrics.jsonl") if "loss" in row]
+    assert [row["step"] for row in steps] == [1, 2, 3, 4]
+    assert max(row["canary/logprob_difference_max"] for row in steps) < 1e-4
+    base = yaml.safe_load(colours[1].read_text())["model"]["name_or_path"]  # type: ignore[attr-defined]
+    before, after = (load_file(Path(folder) / "model.safetensors") for folder in (base, run_dir / "model"))
+    moved = {name for name, tensor in before.items() if not tensor.equal(after[name])}
+    assert {name.split(".")[1] for name in moved if name.startswith("model.")} == {
+        "vision_model", "connector", "text_model",
+    }  # fmt: skip
+
+    status, said = finished(tmp_path / "other.log", *colours, *flags[:2], "--max_steps", 5, "--resume")
+    assert status == 2
+    assert "train_vision_tower" in said
+    status, said = finished(tmp_path / "after.log", *colours, "--run_dir", tmp_path / "after", "--max_steps", 1)
+    assert status != 0
+    assert "is not as it was loaded from disk, an earlier push has overwritten it: model.vision_model" in said
+    assert "start the server again" in said

@@ -17,3 +17,5 @@ BALANCED = [0, 3]
 """ZeRO stage of updates that balance experts."""
 SEEN = [(0, "mixed"), (2, "mixed"), (3, "mixed"), (3, "one rank sees"), (3, "together")]
 """ZeRO stage, and which ranks have images; `together`: two ranks compute each row."""
+LEARNT = [(0, "mixed"), (1, "one rank sees"), (2, "mixed"), (3, "one rank sees"), (3, "together"), (3, "text")]
+"""The same of updates that train the vision tower, too."""

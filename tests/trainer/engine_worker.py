@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from deepspeed.runtime.zero import stage3
-from tests.trainer.engine_cases import BALANCED, EXPORTED, SEEN, SHARED, TOGETHER
+from tests.trainer.engine_cases import BALANCED, EXPORTED, LEARNT, SEEN, SHARED, TOGETHER
 from tests.trainer.made_engines import (
     LayerPasses,
     balanced,
@@ -382,6 +382,7 @@ def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
             of_two = partial(gradient, folder, stage, 80, True, 20, share="auto", imitates=True, together=2, **read)
             found[f"gradient {stage} 80 True 20 together"] = of_two
         found |= {f"seen {stage} {kind}": partial(seen, folder, stage, kind) for stage, kind in SEEN}
+        found |= {f"learnt {stage} {kind}": partial(seen, folder, stage, kind, learns=True) for stage, kind in LEARNT}
         found["unread"] = partial(unread, folder)
         for name, model in EXPORTED.items():
             stage, dtype, *_ = name.split()

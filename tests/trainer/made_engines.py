@@ -39,6 +39,7 @@ def new_engine(
     offload_optimizer: bool = False,
     frozen: Sequence[str] = (),
     but: Sequence[str] = (),
+    train_vision_tower: bool = False,
 ) -> TrainingEngine:
     """`frozen`, `but`: patterns of the parameters that are frozen, and of the exceptions."""
     return TrainingEngine(
@@ -49,6 +50,7 @@ def new_engine(
             gradient_checkpointing=gradient_checkpointing,
             freeze_parameters_regex=list(frozen),
             trainable_parameters_regex=list(but),
+            train_vision_tower=train_vision_tower,
         ),
         optimizer or OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, lr_scheduler_type="linear"),
         DeepSpeedConfig(

@@ -1,6 +1,8 @@
 """The gradient of an update with images, on the ranks of an engine and by one model alone."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +11,17 @@ from tests.trainer.made_engines import new_engine, weights
 from tests.trainer.made_episodes import build_updates
 from tests.trainer.made_vision import seen_sequences
 
+from grpo_proto.images import decode_image
 from grpo_trainer.algorithm.loss import old_logprobs, policy_loss
-from grpo_trainer.algorithm.sequences import TrainingSequence
+from grpo_trainer.algorithm.sequences import MicroBatch, TrainingSequence
 from grpo_trainer.algorithm.surrogates.clipped import clipped
 from grpo_trainer.config.algorithm import AlgorithmConfig
 from grpo_trainer.config.model import ModelConfig
 from grpo_trainer.config.optimization import OptimizerConfig
-from grpo_trainer.engine.images import VisionTower
+from grpo_trainer.engine.images import see
 from grpo_trainer.engine.model import load_policy
+from grpo_trainer.engine.training_engine import TrainingEngine
+from grpo_trainer.engine.vision_tower import Features, VisionTower
 
 SCALE = 1000.0
 ALGORITHM = AlgorithmConfig(loss_type="grpo", beta=0.1)
@@ -25,16 +30,18 @@ PLACES = 20
 
 
 def vision_sequences(kind: str = "mixed") -> list[TrainingSequence]:
-    """`one rank sees`: the images are those of one group, and all others are text."""
+    """`one rank sees`: the images are those of one group, and all others are text; `text`: there are none."""
     sequences = seen_sequences(lambda _: PLACES, image_token=6)
-    if kind != "one rank sees":
+    if kind not in ("one rank sees", "text"):
         return sequences
     text = [one for one in sequences if not one.images]
+    if kind == "text":
+        return [replace(one, episode=number) for number, one in enumerate(text * 4)]
     return [replace(one, episode=number) for number, one in enumerate([*sequences[:2], *text * 4])]
 
 
-def seen(folder: Path, stage: int, kind: str = "mixed") -> dict[str, Any]:
-    """Plain descent with a huge rate; the ranks have unequal numbers of images."""
+def seen(folder: Path, stage: int, kind: str = "mixed", *, learns: bool = False) -> dict[str, Any]:
+    """Plain descent with a huge rate; each rank has some of the images. `learns`: the tower is trained, too."""
     together = 2 if kind == "together" else 1
     engine = new_engine(
         folder,
@@ -44,17 +51,17 @@ def seen(folder: Path, stage: int, kind: str = "mixed") -> dict[str, Any]:
         optimizer=OptimizerConfig(name="sgd", learning_rate=SCALE, max_grad_norm=1e9),
         algorithm=ALGORITHM,
         gradient_checkpointing=True,
+        train_vision_tower=learns,
     )
-    tower = VisionTower.of(engine.policy.model, str(folder / "vision"), device=engine.device, sharded=stage == 3)
-    assert tower is not None
-    looks = Looks(tower)
+    assert engine.sight.tower is not None
+    looks = Looks(engine.sight.tower)
     updates = build_updates(
         vision_sequences(kind),
         tokens_per_micro_batch=80,
         rank=engine.rank // together,
         world_size=engine.world_size // together,
         prefixes=engine.prefixes,
-        see=tower.see,
+        see=engine.sight.see,
     )
     before = weights(engine)
     engine.prepare(updates)
@@ -62,9 +69,36 @@ def seen(folder: Path, stage: int, kind: str = "mixed") -> dict[str, Any]:
     after = weights(engine)
     found = {name: (before[name].double() - after[name].double()) / SCALE for name in before}
     if engine.rank == 0:
-        torch.save(found, folder / f"seen-{stage}-{kind}.pt")
+        torch.save(found, folder / f"{'learnt' if learns else 'seen'}-{stage}-{kind}.pt")
     with_images = sum(batch.images is not None for batch in updates[0])
-    return {"looks": looks.count, "with_images": with_images, "micro_batches": len(updates[0])}
+    shown = {key: images for batch in updates[0] if batch.images for key, images in batch.images.prompts.items()}
+    num_images = sum(map(len, shown.values()))
+    result = {"looks": looks.count, "images": num_images, "with_images": with_images, "micro_batches": len(updates[0])}
+    if learns:
+        result |= {
+            "after": distance(engine, updates[0], after),
+            "reference": distance(engine, updates[0], before, reference=True),
+        }
+    return result
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def distance(
+    engine: TrainingEngine, batches: list[MicroBatch], state: dict[str, torch.Tensor], *, reference: bool = False
+) -> float:
+    """How far the engine's logprobs are from those of a model with the weights `state`, relative to the farthest from
+    0: the huge rate has made them large."""
+    config = ModelConfig(name_or_path=engine.model_config.name_or_path, dtype="float32")
+    plain = load_policy(config, temperature=0.9, zero3=None)
+    plain.group = engine.policy.group
+    plain.model.load_state_dict(state, strict=False)
+    tower = VisionTower.of(plain.model, config.name_or_path, device=engine.device, sharded=False)
+    assert tower is not None
+    tower.look_again(batch.images for batch in batches)
+    shown = [replace(batch, images=batch.images and replace(batch.images, tower=tower)) for batch in batches]
+    expected_N = torch.cat([plain(*batch.inputs)[0] for batch in shown])
+    own_N = torch.cat(engine.logprobs(batches, reference=reference))
+    return float((own_N - expected_N).norm() / expected_N.norm()) if len(own_N) else 0.0
 
 
 class Looks:
@@ -81,13 +115,22 @@ class Looks:
         tower._look = counted  # type: ignore[method-assign]
 
 
-def plain_gradient(folder: Path, kind: str) -> dict[str, torch.Tensor]:
-    """The same update as one padded micro-batch of one model without DeepSpeed."""
-    config = ModelConfig(name_or_path=str(folder / "vision"), dtype="float32")
+class OpenTower(VisionTower):
+    """Whose features have the graph of the tower behind them."""
+
+    def features_of(self, images: Sequence[str]) -> Features:
+        return Features(tuple(images), [self._look(decode_image(one)) for one in images])
+
+
+def plain_gradient(folder: Path, kind: str, *, learns: bool = False) -> dict[str, torch.Tensor]:
+    """The same update as one padded micro-batch of one model without DeepSpeed, in one graph."""
+    config = ModelConfig(name_or_path=str(folder / "vision"), dtype="float32", train_vision_tower=learns)
     policy = load_policy(config, temperature=0.9, zero3=None)
-    tower = VisionTower.of(policy.model, config.name_or_path, device=torch.device("cpu"), sharded=False)
+    tower = (OpenTower if learns else VisionTower).of(
+        policy.model, config.name_or_path, device=torch.device("cpu"), sharded=False
+    )
     assert tower is not None
-    ((batch,),) = build_updates(vision_sequences(kind), tokens_per_micro_batch=10_000, see=tower.see)
+    ((batch,),) = build_updates(vision_sequences(kind), tokens_per_micro_batch=10_000, see=partial(see, tower))
     logprobs_N, entropy_N = policy(*batch.inputs)
     batch.old_logprobs_N, batch.ref_logprobs_N = old_logprobs(batch, logprobs_N), logprobs_N.detach()
     loss, _ = policy_loss(logprobs_N, entropy_N, batch, ALGORITHM, clipped)

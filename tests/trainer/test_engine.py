@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.tiny_model import make_model, make_tokenizer
 from tests.tiny_vision_model import save_tiny_vision_model
-from tests.trainer.engine_cases import BALANCED, EXPORTED, SEEN, SHARED, TOGETHER
+from tests.trainer.engine_cases import BALANCED, EXPORTED, LEARNT, SEEN, SHARED, TOGETHER
 from tests.trainer.made_episodes import VERSION, build_updates, decided, made_imitation, make_taken
 from tests.trainer.seen_engines import plain_gradient as plain_seen_gradient
 from tests.trainer.spawned_ranks import MARKS, run_ranks
@@ -172,8 +172,26 @@ def test_an_update_with_images_has_the_gradient_of_one_model(
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, expected.get(name, torch.zeros_like(gradient)), rtol=1e-4, atol=2e-6)
     of_ranks = [of_rank[f"seen {stage} {kind}"] for of_rank in two_ranks]
-    assert (len({of_rank["looks"] for of_rank in of_ranks}) == 1) is (stage == 3)
+    most = max(of_rank["images"] for of_rank in of_ranks)
+    assert [of_rank["looks"] for of_rank in of_ranks] == [most if stage == 3 else one["images"] for one in of_ranks]
     assert sum(of_rank["with_images"] > 0 for of_rank in of_ranks) == (1 if kind == "one rank sees" else 2)
+
+
+@pytest.mark.parametrize(("stage", "kind"), LEARNT)
+def test_a_tower_that_is_trained_has_the_gradient_of_one_graph(
+    folder: Path, two_ranks: list[dict[str, Any]], stage: int, kind: str
+):
+    """And sees with its new weights afterwards, while the reference keeps the first ones."""
+    found = torch.load(folder / f"learnt-{stage}-{kind}.pt", weights_only=True)
+    expected = plain_seen_gradient(folder, kind, learns=True)
+    of_tower = [name for name in expected if "vision" in name or "connector" in name]
+    assert (len(of_tower) > 10) is (kind != "text")
+    assert all(expected[name].abs().max() > 1e-5 for name in of_tower if name.endswith("weight"))
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, expected.get(name, torch.zeros_like(gradient)), rtol=1e-4, atol=2e-6)
+    for of_rank in (result[f"learnt {stage} {kind}"] for result in two_ranks):
+        assert of_rank["reference"] < 1e-5
+        assert of_rank["after"] < 1e-5
 
 
 def test_layers_that_do_not_read_the_shared_prefixes_are_an_error_on_every_rank(two_ranks: list[dict[str, Any]]):

@@ -15,8 +15,9 @@ from grpo_trainer.algorithm.image_tokens import are_places, segment_tokens
 from grpo_trainer.algorithm.sequences import Episode, Segment, TrainingSequence, Turn
 from grpo_trainer.config.lora import LoraConfig
 from grpo_trainer.engine.family import IMAGE_FAMILIES
-from grpo_trainer.engine.images import VisionTower
+from grpo_trainer.engine.images import see
 from grpo_trainer.engine.policy import Policy
+from grpo_trainer.engine.vision_tower import VisionTower
 from grpo_trainer.errors import RunError
 from grpo_trainer.lora.adapter import Adapter
 
@@ -36,10 +37,9 @@ def by_transformers(model: Any, tower: VisionTower, sequence: TrainingSequence) 
     if sequence.images:
         made = tower.processor(images=[decode_image(one) for one in sequence.images], return_tensors="pt")
         inputs |= {name: value for name, value in made.items() if name in tower.reads}
-        if tower.rope_index is not None:
+        if tower.has_positions:
             inputs["mm_token_type_ids"] = is_place.int()
-    with torch.no_grad():
-        logprobs = (model(**inputs).logits[0, :-1] / 0.9).log_softmax(-1)
+    logprobs = (model(**inputs).logits[0, :-1] / 0.9).log_softmax(-1)
     return logprobs.gather(1, ids[0, 1:, None])[:, 0][trained[1:]]
 
 
@@ -48,14 +48,14 @@ def test_an_update_with_images_is_what_transformers_computes_shared_or_not(name:
     model = save_family(name, tmp_path)
     tower = VisionTower.of(model, str(tmp_path), device=CPU, sharded=False)
     assert tower is not None
-    sequences = seen_sequences(lambda image: len(tower.features_of([image]).feature_KH))
+    sequences = seen_sequences(lambda image: tower.features_of([image]).num_places)
     expected = [by_transformers(model, tower, one) for one in sequences]
     policy = Policy(model, temperature=0.9, chunk_tokens=8)
     both = []
     for prefixes in (None, SHARING):
         batch = collate(
             sequences, version=VERSION, update_tokens=1, pad_token_id=0, device="cpu", prefixes=prefixes,
-            images=tower.see(sequences),
+            images=see(tower, sequences),
         )  # fmt: skip
         both.append(learnt(policy, [batch]))
     parts = both[0][0].split([one.num_trained for one in sequences])
@@ -69,12 +69,43 @@ def test_an_update_with_images_is_what_transformers_computes_shared_or_not(name:
     assert not torch.allclose(red[:1], blue[:1], atol=1e-3), "another image, the same question"
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_tower_that_is_trained_learns_what_transformers_would_teach_it(name: str, tmp_path: Path):
+    model = save_family(name, tmp_path).requires_grad_(True)
+    tower = VisionTower.of(model, str(tmp_path), device=CPU, sharded=False, is_trained=True)
+    assert tower is not None
+    made = seen_sequences(lambda image: tower.features_of([image]).num_places)
+    theirs = [(sequence, by_transformers(model, tower, sequence)) for sequence in made]
+    sequences = [sequence for sequence, logprobs in theirs if logprobs is not None]
+    torch.cat([logprobs for _, logprobs in theirs if logprobs is not None]).sum().backward()
+    expected = taken_gradients(model)
+    batch = collate(
+        sequences, version=VERSION, update_tokens=1, pad_token_id=0, device="cpu", prefixes=SHARING,
+        images=see(tower, sequences),
+    )  # fmt: skip
+    logprobs_N, _ = Policy(model, temperature=0.9, chunk_tokens=8)(*batch.inputs)
+    logprobs_N.sum().backward()
+    tower.learn(lambda product: product.backward())
+    own = taken_gradients(model)
+    assert own.keys() == expected.keys()
+    decoder = {id(parameter) for parameter in model.get_decoder().parameters()}
+    assert sum(id(parameter) not in decoder for parameter in model.parameters()) > 10
+    for parameter_name, gradient in expected.items():
+        torch.testing.assert_close(own[parameter_name], gradient, rtol=1e-4, atol=1e-4)
+
+
+def taken_gradients(model: Any) -> dict[str, torch.Tensor]:
+    found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    model.zero_grad()
+    return found
+
+
 def episode(
     tower: VisionTower, number: int, said: list[int], *, first_image: int | None = None, masked: str | None = None
 ) -> Episode:
     """One that shows an image before each of its two turns, of which the policy has `said` the first."""
     images = (picture(2 * number if first_image is None else first_image), picture(2 * number + 1))
-    places = [[97, *[IMAGE_TOKEN] * len(tower.features_of([image]).feature_KH), 96] for image in images]
+    places = [[97, *[IMAGE_TOKEN] * tower.features_of([image]).num_places, 96] for image in images]
     first, second, answer = [94, *places[0]], [95, *places[1]], [20, 21]
     token_ids = [*first, *said, *second, *answer]
     begin = len(first) + len(said) + len(second)
@@ -96,7 +127,7 @@ def test_an_episode_with_an_image_in_each_turn_is_what_transformers_computes(nam
     sequences = decided([(episode(tower, number, [10, 11, 12]), 1.0) for number in range(2)])
     expected = [by_transformers(model, tower, one) for one in sequences]
     batch = collate(
-        sequences, version=VERSION, update_tokens=1, pad_token_id=0, device="cpu", images=tower.see(sequences)
+        sequences, version=VERSION, update_tokens=1, pad_token_id=0, device="cpu", images=see(tower, sequences)
     )
     own = learnt(Policy(model, temperature=0.9, chunk_tokens=8), [batch])[0]
     assert len(own) == 2 * 5
@@ -109,7 +140,7 @@ def test_episodes_that_begin_with_one_image_share_it_and_the_tower_looks_once(na
     tower = VisionTower.of(model, str(tmp_path), device=CPU, sharded=False)
     assert tower is not None
     sequences = decided([(episode(tower, number, [10, 11, 12], first_image=9), 1.0) for number in range(3)])
-    seen = tower.see(sequences)
+    seen = see(tower, sequences)
     assert len(tower._features) == 4
     policy = Policy(model, temperature=0.9, chunk_tokens=8)
     padded, shared = (
@@ -117,7 +148,7 @@ def test_episodes_that_begin_with_one_image_share_it_and_the_tower_looks_once(na
                 images=seen)
         for prefixes in (None, SHARING)
     )  # fmt: skip
-    first = 2 + len(tower.features_of([picture(9)]).feature_KH)
+    first = 2 + tower.features_of([picture(9)]).num_places
     assert shared.input_ids_BL.numel() <= sum(one.num_tokens for one in sequences) - 2 * first
     (padded_N, _, gradient), (shared_N, _, same) = learnt(policy, [padded]), learnt(policy, [shared])
     torch.testing.assert_close(shared_N, padded_N, rtol=1e-6, atol=2e-6)
@@ -139,7 +170,7 @@ def test_an_image_behind_the_last_trained_turn_is_left_out_of_shared_rows(name: 
     policy = Policy(model, temperature=0.9, chunk_tokens=8)
     padded, shared = (
         learnt(policy, [collate(sequences, version=VERSION, update_tokens=1, pad_token_id=0, device="cpu",
-                                prefixes=prefixes, images=tower.see(sequences))])
+                                prefixes=prefixes, images=see(tower, sequences))])
         for prefixes in (None, SHARING)
     )  # fmt: skip
     torch.testing.assert_close(shared[0], padded[0], rtol=1e-6, atol=2e-6)
@@ -150,10 +181,10 @@ def test_an_image_behind_the_last_trained_turn_is_left_out_of_shared_rows(name: 
 def test_a_server_that_makes_other_places_of_an_image_is_an_error(more: int, tmp_path: Path):
     tower = VisionTower.of(save_family("idefics3", tmp_path), str(tmp_path), device=CPU, sharded=False)
     assert tower is not None
-    count = len(tower.features_of([picture(1)]).feature_KH)
+    count = tower.features_of([picture(1)]).num_places
     sequences = seen_sequences(lambda _: count + more)[:2]
     with pytest.raises(RunError, match=f"{count + more} image tokens, and the trainer's image processor makes {count}"):
-        tower.see(sequences)
+        see(tower, sequences)
 
 
 def test_the_families_are_those_that_are_tried():

@@ -213,13 +213,31 @@ def test_defaults_of_an_older_version_are_named(capsys: pytest.CaptureFixture[st
 
 
 def test_pictures_get_smaller_and_what_is_frozen_otherwise_is_named(capsys: pytest.CaptureFixture[str]):
-    words = ["--model", "m", "--freeze_vit", "false", "--freeze_aligner", "true"]
+    words = ["--model", "m", "--freeze_vit", "false", "--freeze_aligner", "true", "--tuner_type", "lora"]
     run, said = imported(capsys, "MAX_PIXELS=602112", "FPS_MAX_FRAMES=4", "swift", "rlhf", *SWIFT, *words)
     assert "max_image_pixels: 602112 " in run
     assert "otherwise: FPS_MAX_FRAMES=4: an image is cut as the checkpoint's image processor says" in said
-    assert "otherwise: --freeze_vit false: the decoder is trained" in said
+    assert "otherwise: --freeze_vit false: an adapter is on the decoder alone" in said
+    assert "train_vision_tower" not in run
     assert "--freeze_aligner true: so it is here" in said
     assert "max_image_pixels: 9 " in imported(capsys, *SWIFT, "--model", "m", "--max_pixels", 9)[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "set", "told"),
+    [
+        (["--freeze_vit", "false", "--freeze_aligner", "false"], True, ""),
+        (["--freeze_vit", "false"], True, "ms-swift's default of freeze_aligner is true: what joins tower and decoder"),
+        (["--freeze_aligner", "false"], False, "--freeze_aligner false: what joins tower and decoder stays as it is"),
+        (["--freeze_llm", "true"], False, "--freeze_llm true: the decoder is trained"),
+    ],
+)
+def test_a_tower_that_is_trained_there_is_trained(
+    words: list[str], set: bool, told: str, capsys: pytest.CaptureFixture[str]
+):
+    run, said = imported(capsys, *SWIFT, "--model", "m", "--tuner_type", "full", *words)
+    assert ("train_vision_tower: true " in run) is set
+    assert told in said
 
 
 @pytest.mark.parametrize(

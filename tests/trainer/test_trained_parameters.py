@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from tests.tiny_model import make_model, make_tokenizer
+from tests.tiny_vision_model import make_vision_model
 from tests.trainer.spawned_ranks import MARKS, run_ranks
 from tests.trainer.test_settings import read, run_file
 from tests.trainer.trained_cases import OPTIMIZED
@@ -14,6 +15,7 @@ from tests.trainer.trained_cases import OPTIMIZED
 from grpo_trainer.config.model import ModelConfig
 from grpo_trainer.config.optimization import STATE_BYTES, OptimizerConfig
 from grpo_trainer.engine import optimizers
+from grpo_trainer.engine.model import freeze_tower
 from grpo_trainer.engine.optimizers import check_optimizer
 from grpo_trainer.engine.trained_parameters import freeze_parameters
 from grpo_trainer.errors import UsageError
@@ -83,7 +85,8 @@ def test_a_checkpoint_goes_on(seen: dict[str, Any], run: str, dtype: str):
         assert result["after_reshaping"] < 1e-5, "not what two ranks get when they go on from one rank's"
     if run.startswith("1"):
         expected = (
-            "written with model.freeze_parameters_regex and model.trainable_parameters_regex {'freeze_parameters_"
+            "written with model.train_vision_tower, model.freeze_parameters_regex and "
+            "model.trainable_parameters_regex {'freeze_parameters_"
         )
         assert expected in result["message"]
 
@@ -194,3 +197,25 @@ def test_what_matches_nothing_or_leaves_nothing_is_refused(patterns: list[str], 
 def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], told: str):
     with pytest.raises(ValidationError, match=re.escape(told)):
         ModelConfig(name_or_path="m", **settings)
+
+
+def test_a_tower_is_trained_where_there_is_one_and_something_of_it_is_left():
+    model = make_vision_model()
+    freeze_tower(model, ModelConfig(name_or_path="m"))
+    assert {name.split(".")[1] for name, one in model.named_parameters() if one.requires_grad} == {
+        "text_model",
+        "weight",
+    }
+    model = make_vision_model()
+    config = ModelConfig(name_or_path="m", train_vision_tower=True, freeze_parameters_regex=["vision_model"])
+    freeze_tower(model, config)
+    freeze_parameters(model, config)
+    trained = {name.split(".")[1] for name, one in model.named_parameters() if one.requires_grad}
+    assert trained == {"connector", "text_model", "weight"}
+    frozen = config.model_copy(update={"freeze_parameters_regex": ["vision_model", "connector"]})
+    with pytest.raises(UsageError, match="freezes all of the tower"):
+        freeze_parameters(make_vision_model(), frozen)
+    with pytest.raises(UsageError, match="of the family qwen2, sees no images here"):
+        freeze_tower(make_model(tied=True), config)
+    with pytest.raises(ValidationError, match=r"model\.lora trains one on the decoder alone"):
+        ModelConfig(name_or_path="m", train_vision_tower=True, lora={"r": 4})

@@ -5,7 +5,7 @@ nothing else: vLLM loads a partial list without complaint, and a layer that rece
 the trainer keeps frozen is declared absent.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,10 +59,13 @@ def model_tensors(hf_config: Any, hf_text_config: Any, dtype: torch.dtype, folde
     return ModelTensors(expected, [name for name in shapes if name not in expected])
 
 
-def check_manifest(manifest: Manifest, absent: Sequence[str], expected: Mapping[str, Expected]) -> None:
+def check_manifest(
+    manifest: Manifest, absent: Sequence[str], expected: Mapping[str, Expected], *, overwritten: Set[str] = frozenset()
+) -> None:
     """Check that `manifest` and `absent` together name every tensor of the model once.
 
-    Raises Refusal (422) that names the tensors which differ from the model's list, or the faulty bucket.
+    Raises Refusal (422) that names the tensors which differ from the model's list, those declared absent that an
+    earlier push has `overwritten`, or the faulty bucket.
     """
     given = {spec.name: Expected(spec.dtype, tuple(spec.shape)) for spec in manifest.tensors}
     left_out = set(absent)
@@ -80,6 +83,13 @@ def check_manifest(manifest: Manifest, absent: Sequence[str], expected: Mapping[
             "manifest_mismatch",
             f"the manifest differs from the model's list of tensors: {first_of(problems)}",
             "push every tensor of the checkpoint once (of tied ones the first), or declare it absent; dtype: GET /info",
+        )
+    if changed := [name for name in absent if name in overwritten]:
+        raise Refusal.invalid(
+            "absent_overwritten",
+            "what is declared absent is not as it was loaded from disk, an earlier push has overwritten it: "
+            f"{first_of(changed)}",
+            "start the server again, or push these tensors, too (model.train_vision_tower)",
         )
     check_layout(manifest)
 

@@ -68,6 +68,8 @@ class Pushes:
             adapters.on_unused = self._unload_unused
         self.weights = Weights()
         self.server_id = uuid.uuid4().hex[:12]
+        self._overwritten: set[str] = set()
+        """Tensors that are no longer as they were loaded from disk."""
         self._workers_lock = asyncio.Lock()
         self._receiving: asyncio.Task[Reception] | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -160,6 +162,8 @@ class Pushes:
             kind=request.kind,
         )
         self._set(loading)
+        if push.kind == "full":
+            self._overwritten.update(spec.name for spec in request.manifest.tensors)
         self._receiving = None
         # Bound the push: a trainer that disappears before its commit must not leave the server waiting.
         reason = f"the push of version {push.version} did not commit within {request.deadline_s:g} s"
@@ -195,7 +199,7 @@ class Pushes:
                 f"the tensors of the served checkpoint cannot be listed: {self.tensors}",
                 "serve a checkpoint in safetensors, of an architecture that transformers knows",
             )
-        check_manifest(request.manifest, request.absent, self.tensors.expected)
+        check_manifest(request.manifest, request.absent, self.tensors.expected, overwritten=self._overwritten)
 
     async def _prepare(self, push: Push, request: BeginRequest) -> dict[str, Any]:
         """Return what the workers' loader needs besides the tensors. Freeze sampling for a push of all weights."""

@@ -27,7 +27,7 @@ from .config.run_config import RunConfig
 from .data.prompt_row import PromptRow
 from .engine.deepspeed_settings import deepspeed_settings
 from .engine.family import load_family, no_model
-from .engine.model import pieces_to_push
+from .engine.model import freeze_tower, pieces_to_push
 from .engine.sequence_parallel import check_groups
 from .engine.trained_parameters import trained_parameters
 from .episodes.runner import EpisodeRunner
@@ -168,6 +168,7 @@ class ModelWithoutWeights:
             with torch.device("meta"):  # tied weights are one parameter there, as in training
                 family = load_family(config.model)
                 model = auto_class_of(family).from_config(family)
+                freeze_tower(model, config.model)
                 in_nf4 = _weights_in_nf4(model) if config.model.load_in_4bit else 0
                 return cls(config, model, in_nf4, _adapter_on(model, config))
         except (OSError, ValueError) as error:

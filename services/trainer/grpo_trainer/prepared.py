@@ -73,6 +73,11 @@ class Prepared:
         eval_rows = load_eval_sets(config.data, tokenizer, folder=folder, of_episodes=of_episodes, image_token_id=image)
         if max(rows.most_images, eval_rows.most_images):
             check_images(config)
+        elif config.model.train_vision_tower and config.episodes is None:
+            raise UsageError(
+                "model.train_vision_tower is true, and no row has an image: the tower would learn nothing",
+                hint="leave it out, or name the column of the images in data.image_column",
+            )
         demonstrations = load_demonstrations(config.chord, config.data, tokenizer)
         check_vocabulary(rows, eval_rows, demonstrations, vocab_size=family.get_text_config().vocab_size)
         context = one_rope_context(family) or getattr(family.get_text_config(), "max_position_embeddings", None)

@@ -94,7 +94,7 @@ class RankWork:
             pad_token_id=self._pad_token_id,
             device=self.engine.device,
             prefixes=self.engine.prefixes,
-            images=self.engine.see(sequences),
+            images=self.engine.sight.see(sequences),
         )
 
     def prepare(self) -> None:
@@ -136,7 +136,7 @@ class RankWork:
             version=version,
             tokens_per_micro_batch=self._tokens_per_micro_batch,
             pad_token_id=self._pad_token_id,
-            images=self.engine.see(sequences),
+            images=self.engine.sight.see(sequences),
         )
 
     def try_sharing(self, arrays: NamedArrays, bound: float, quantile: float | None) -> str | None:

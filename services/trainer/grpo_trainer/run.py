@@ -348,7 +348,7 @@ def open_checkpoint(
             zero_stage=config.deepspeed.zero_stage,
             world_size=environment_world_size(),
             dtype=config.model.dtype,
-            frozen=config.model.frozen,
+            frozen=config.model.trained_layout,
             lora=config.model.lora,
             base_digest=base_digest,
             optimizer=config.optimizer.layout,

@@ -31,32 +31,41 @@ class VisionServer(Server):
     folder: Path
 
     @cache  # noqa: B019 - as long as the tests
-    def model_with_text_of(self, seed: int) -> Idefics3ForConditionalGeneration:
-        """Another decoder and output head behind the tower that the server was started with."""
-        model, other = make_vision_model(), make_vision_model(seed=seed)
+    def model_of(self, seed: int, *, whole: bool = False) -> Idefics3ForConditionalGeneration:
+        """Another decoder and output head behind the tower that the server was started with; `whole`: another tower,
+        too."""
+        other = make_vision_model(seed=seed)
+        if whole:
+            return other
+        model = make_vision_model()
         text = {name: value for name, value in other.state_dict().items() if is_text(name)}
         model.load_state_dict(text, strict=False)
         return model
 
-    def logprobs(self, seed: int, prompt: Prompt, group: RolloutGroup, completion: Completion) -> torch.Tensor:
+    def logprobs(
+        self, seed: int, prompt: Prompt, group: RolloutGroup, completion: Completion, *, whole: bool = False
+    ) -> torch.Tensor:
         """What transformers' model computes for the sampled tokens behind the expanded prompt."""
         processor = Idefics3ImageProcessorPil.from_pretrained(self.folder)
         pictures = processor([[decode_image(image) for image in prompt.images]], return_tensors="pt")
         ids = torch.tensor([group.prompt_token_ids + completion.token_ids])
         with torch.no_grad():
-            logits = self.model_with_text_of(seed)(input_ids=ids, **pictures).logits[0]
+            logits = self.model_of(seed, whole=whole)(input_ids=ids, **pictures).logits[0]
         for token, bias in NO_IMAGE.items():
             logits[:, token] += bias
         sampled = torch.tensor(completion.token_ids)[:, None]
         return logits.log_softmax(-1)[len(group.prompt_token_ids) - 1 : -1].gather(1, sampled)[:, 0]
 
-    def error(self, seed: int, prompts: Sequence[Prompt], groups: Sequence[RolloutGroup]) -> float:
+    def error(
+        self, seed: int, prompts: Sequence[Prompt], groups: Sequence[RolloutGroup], *, whole: bool = False
+    ) -> float:
         """The largest difference between the server's logprobs and those of transformers."""
-        return max(
-            float((self.logprobs(seed, prompt, group, completion) - torch.tensor(completion.logprobs)).abs().max())
+        differences = [
+            self.logprobs(seed, prompt, group, one, whole=whole) - torch.tensor(one.logprobs)
             for prompt, group in zip(prompts, groups, strict=True)
-            for completion in group.completions
-        )
+            for one in group.completions
+        ]
+        return max(float(difference.abs().max()) for difference in differences)
 
     async def groups(self, prompts: Sequence[Prompt], *, n: int = 2, max_tokens: int = 12) -> list[RolloutGroup]:
         async with self.client() as client:

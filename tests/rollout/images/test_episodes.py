@@ -16,8 +16,9 @@ from grpo_trainer.algorithm.sequences import untrained_sequence
 from grpo_trainer.config.episodes import EpisodesConfig
 from grpo_trainer.data.images import ImagesOfPrompts
 from grpo_trainer.data.prompt_row import PromptRow
-from grpo_trainer.engine.images import VisionTower
+from grpo_trainer.engine.images import see
 from grpo_trainer.engine.policy import Policy
+from grpo_trainer.engine.vision_tower import VisionTower
 from grpo_trainer.episodes.identity import EpisodeAsked
 from grpo_trainer.episodes.recording import Place
 from grpo_trainer.episodes.runner import EpisodeRunner
@@ -50,10 +51,10 @@ async def test_the_trainer_computes_the_turns_of_an_environment_with_images(visi
     assert turned.transpose(Image.Transpose.ROTATE_180).tobytes() == one.tobytes()
     sequence = untrained_sequence(segment)
     assert not are_places(sequence.token_ids_L[sequence.loss_mask_L]).any()
-    model = vision.model_with_text_of(0)
+    model = vision.model_of(0)
     tower = VisionTower.of(model, str(vision.folder), device=torch.device("cpu"), sharded=False)
     assert tower is not None
-    batch = collate([sequence], version=0, update_tokens=1, pad_token_id=0, device="cpu", images=tower.see([sequence]))
+    batch = collate([sequence], version=0, update_tokens=1, pad_token_id=0, device="cpu", images=see(tower, [sequence]))
     with torch.no_grad():
         computed = Policy(model, temperature=1.0, chunk_tokens=8)(*batch.inputs)[0]
     assert (computed - batch.rollout_logprobs_N).abs().max() < 1e-4

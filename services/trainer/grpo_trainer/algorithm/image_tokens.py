@@ -8,7 +8,7 @@ episode each image is such a prompt by itself, so that sequences share it which 
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
@@ -130,25 +130,42 @@ def names_in(token_ids_L: NDArray[np.int64]) -> NDArray[np.int64]:
     return token_ids_L[are_places(token_ids_L)]
 
 
+class Tower(Protocol):
+    """What a model sees with: `engine/vision_tower.py`."""
+
+    def features_at(self, names_M: NDArray[np.int64]) -> tuple[Any, Any]:
+        """What stands at places with these names [M, H]; and what is added to the hidden states there behind each of
+        the first D layers [D, M, H], None for families that do not so (DeepStack)."""
+        ...
+
+
 @dataclass
 class ImageInputs:
-    """What the images of a micro-batch are to the decoder; M are the places in its rows, one after the other."""
+    """The images of a micro-batch; M are the places in its rows, one after the other. Their features are asked for in
+    the forward pass: those of a tower that is trained change with every update."""
 
     place_M: Any
     """Where in the rows, in order [M], int64."""
-    feature_MH: Any
-    """What the tower makes of the image there [M, H]."""
-    deep_features_DMH: Any = None
-    """What it adds to the hidden states behind each of the first D layers, for families that do so (DeepStack)."""
+    names_M: NDArray[np.int64]
+    """Which place of which image each is."""
+    prompts: Mapping[int, tuple[str, ...]]
+    """The images of the rank's batch, encoded, by their key."""
+    tower: Tower
+
+    @property
+    def keys(self) -> list[int]:
+        keys: list[int] = np.unique(keys_and_places(self.names_M)[0]).tolist()
+        return keys
 
 
 class Images(Protocol):
-    """The images of a rank's sequences, as the tower of its model sees them: `engine/images.py`."""
+    """The images of a rank's sequences, as the tower of its model has seen them: `engine/images.py`."""
 
-    image_token_id: int
+    @property
+    def image_token_id(self) -> int: ...
 
     def inputs(self, names_M: NDArray[np.int64], place_M: NDArray[np.int64]) -> ImageInputs:
-        """The features at these places of the rows."""
+        """What a forward pass needs for these places of the rows."""
         ...
 
     def positions(self, token_ids_L: NDArray[np.int64]) -> NDArray[np.int64] | None:

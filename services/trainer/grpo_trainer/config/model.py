@@ -29,6 +29,11 @@ class ModelConfig(Section):
         1024, ge=1, description="Tokens whose [tokens, vocabulary] logits are in memory at the same time."
     )
     trust_remote_code: bool = False
+    train_vision_tower: bool = Field(
+        False,
+        description="Train the vision tower and what joins it to the decoder, too; freeze_parameters_regex may leave "
+        "parts of them out. For training without model.lora.",
+    )
     freeze_parameters_regex: list[str] = Field(
         default_factory=list,
         description="Regular expressions, found anywhere in the names of parameters as transformers has them, as "
@@ -48,8 +53,14 @@ class ModelConfig(Section):
     )
 
     @property
+    def trained_layout(self) -> dict[str, Any] | None:
+        """The settings by which the optimizer's state lies; None when decoder and head are trained, and all of them."""
+        tower = {"train_vision_tower": True} if self.train_vision_tower else {}
+        return {**tower, **(self.frozen or {})} or None
+
+    @property
     def frozen(self) -> dict[str, list[str]] | None:
-        """The patterns that say which parameters are frozen; None when all are trained."""
+        """The patterns that say which parameters are frozen; None without any."""
         names = "freeze_parameters_regex", "trainable_parameters_regex"
         return {name: getattr(self, name) for name in names} if self.freeze_parameters_regex else None
 
@@ -76,6 +87,10 @@ class ModelConfig(Section):
             raise ValueError(
                 "freeze_parameters_regex is for training without an adapter; model.lora freezes the whole model, and "
                 "model.lora.target_modules says where it trains"
+            )
+        if self.train_vision_tower and self.lora is not None:
+            raise ValueError(
+                "train_vision_tower is for training without an adapter; model.lora trains one on the decoder alone"
             )
         return self
 

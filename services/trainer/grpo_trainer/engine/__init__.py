@@ -3,7 +3,8 @@
 training_engine.py       the parts below, put together
 model.py, policy.py, output_head.py
                          loads the policy; logprob and entropy of each completion token
-images.py                what the model's vision tower makes of the images of prompts
+vision_tower.py          what the model's vision tower makes of images, and how it learns
+images.py, sight.py      images as a decoder reads them; the towers of policy and reference
 trained_parameters.py    which of the model's parameters are trained, where a run file freezes some
 family.py                the configuration of the model's family
 rope.py                  the context up to which the model's rotary embedding does not depend on the length

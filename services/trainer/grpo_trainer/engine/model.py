@@ -16,8 +16,10 @@ from grpo_proto.checkpoint_layout import LayoutError, Piece, checkpoint_layout
 from ..config.model import ModelConfig
 from ..errors import UsageError, model_error_class
 from ..model_class import auto_class_of
+from .family import image_token_of
 from .policy import Policy
 from .sequence_parallel import SequenceGroup
+from .trained_parameters import text_parameters
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +62,7 @@ def load_policy(
         if sharded is not None:
             # transformers keeps a weak reference to the setting, and would shard every later model as well.
             unset_hf_deepspeed_config()
-    freeze_all_but_text(model)
+    freeze_tower(model, config)
     if config.gradient_checkpointing:
         recompute_activations(model)
     return Policy(
@@ -103,10 +105,18 @@ def attention_for(family: PretrainedConfig, wanted: str) -> str:
     return wanted
 
 
-def freeze_all_but_text(model: PreTrainedModel) -> None:
-    """Train the decoder and the output head only: a vision tower gets no gradient from text."""
-    trained = {id(parameter) for parameter in model.get_decoder().parameters()}
-    trained |= {id(parameter) for parameter in model.get_output_embeddings().parameters()}
+def freeze_tower(model: PreTrainedModel, config: ModelConfig) -> None:
+    """Train the decoder and the output head only, unless the run trains the vision tower and what joins it to the
+    decoder, too. Raises UsageError where it does, and the model's images are not trained on."""
+    if config.train_vision_tower:
+        if image_token_of(model.config) is None:
+            raise UsageError(
+                f"model.train_vision_tower is true, and {config.name_or_path}, of the family "
+                f"{model.config.model_type}, sees no images here",
+                hint="leave it out; docs/model-families.md lists the families whose images are trained on",
+            )
+        return
+    trained = text_parameters(model)
     for parameter in model.parameters():
         parameter.requires_grad_(id(parameter) in trained)
 

@@ -56,13 +56,9 @@ class SequenceGroup:
             position_ids_BL = torch.arange(length, device=input_ids_BL.device).repeat(number)[None]
         if images is not None:
             is_own = images.place_M % self.size == self.rank
-            deep = images.deep_features_DMH
-            images = replace(
-                images,
-                place_M=images.place_M[is_own] // self.size,
-                feature_MH=images.feature_MH[is_own],
-                deep_features_DMH=None if deep is None else deep[:, is_own],
-            )
+            own_names = images.names_M[is_own.cpu().numpy()]
+            images = replace(images, place_M=images.place_M[is_own] // self.size, names_M=own_names)
+            images = images if len(own_names) else None
         position_ids = position_ids_BL.flatten(-2).unsqueeze(-2)
         return self._own(input_ids_BL.reshape(1, -1)), self._own(position_ids), images
 

@@ -11,7 +11,7 @@ STATE_TAG = "state"
 """DeepSpeed's name for a checkpoint within its folder."""
 BEFORE = {"optimizer": "adamw"}
 """What holds for a checkpoint of an older release, which does not say so."""
-SETTINGS_OF_FROZEN = "model.freeze_parameters_regex and model.trainable_parameters_regex"
+SETTINGS_OF_FROZEN = "model.train_vision_tower, model.freeze_parameters_regex and model.trainable_parameters_regex"
 SYNC = "sync_ref_model"
 """In the layout of a checkpoint that holds a reference model: one that moves is not the run's first model."""
 
@@ -21,7 +21,7 @@ def layout(
     zero_stage: int,
     world_size: int,
     dtype: str,
-    frozen: dict[str, list[str]] | None = None,
+    frozen: dict[str, Any] | None = None,
     lora: LoraConfig | None = None,
     base_digest: str | None = None,
     optimizer: str = "adamw",
@@ -29,8 +29,8 @@ def layout(
 ) -> dict[str, Any]:
     """Return what a checkpoint was laid out by: the settings that must be the same for it to fit, and the ranks.
 
-    `frozen` are the patterns of frozen parameters: the optimizer's state lies by what is trained. With an adapter the
-    checkpoint holds the adapter alone, and `base_digest` names the model that belongs to it.
+    `frozen` are the settings of what is trained (`ModelConfig.trained_layout`): by them the optimizer's state lies.
+    With an adapter the checkpoint holds the adapter alone, and `base_digest` names the model that belongs to it.
     """
     adapter = lora.model_dump(mode="json", exclude={"adapter"}) if lora else None
     settings = {

@@ -34,7 +34,18 @@ def trained_parameters(model: nn.Module, config: ModelConfig) -> list[nn.Paramet
             "model.freeze_parameters_regex freezes every parameter: nothing is left to train",
             hint="name those to train in model.trainable_parameters_regex",
         )
+    if config.train_vision_tower and text_parameters(model).issuperset(map(id, trained)):
+        raise UsageError(
+            "model.train_vision_tower is true, and model.freeze_parameters_regex freezes all of the tower",
+            hint="leave one of them out",
+        )
     return trained
+
+
+def text_parameters(model: nn.Module) -> set[int]:
+    """Return the ids of the parameters of a model's decoder and output head."""
+    parts = model.get_decoder(), model.get_output_embeddings()
+    return {id(parameter) for part in parts for parameter in part.parameters()}
 
 
 def freeze_parameters(model: nn.Module, config: ModelConfig) -> None:

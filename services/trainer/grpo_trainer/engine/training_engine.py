@@ -22,10 +22,9 @@ from grpo_proto.checkpoint_layout import plain_layout
 from grpo_proto.messages.weights import Kind
 
 from ..algorithm.entropy_mask import mark_high_entropy
-from ..algorithm.image_tokens import Images
 from ..algorithm.loss import old_logprobs
 from ..algorithm.reduction import Tally
-from ..algorithm.sequences import MicroBatch, TrainingSequence
+from ..algorithm.sequences import MicroBatch
 from ..algorithm.surrogates import surrogate_of
 from ..algorithm.surrogates.reads import keeps_reference, prepared_for
 from ..config.algorithm import AlgorithmConfig
@@ -45,7 +44,6 @@ from .deepspeed_start import quieten_libraries, start_deepspeed
 from .entropy_coefficient import EntropyCoefficient
 from .export import Export
 from .family import has_experts
-from .images import VisionTower
 from .imitation import Imitation
 from .model import load_policy, pieces_to_push
 from .one_reduction import OneReduction
@@ -57,6 +55,7 @@ from .reference import MovingReference
 from .saved_state import SavedState, num_bytes_of
 from .schedule import learning_rates
 from .sequence_parallel import SequenceGroup, join_sequence_group
+from .sight import Sight
 from .skipped_updates import SkippedUpdates
 from .state import layout
 from .trained_parameters import freeze_parameters
@@ -104,9 +103,6 @@ class TrainingEngine:
         self.policy = load_policy(model, temperature=temperature, zero3=sharding, group=group)
         # None, too, once a trial has found the loaded model to compute something else.
         self.prefixes = prefix_sharing_for(self.policy.model.config, model, sharing, device=self.device)
-        self._tower = VisionTower.of(
-            self.policy.model, model.name_or_path, device=self.device, sharded=self.zero_stage == 3
-        )
         # Before there is an adapter: the names of the model's parameters are then those that the checkpoint's have.
         self._pieces, self._absent = pieces_to_push(self.policy.model, model.name_or_path)
         # After the pieces are chosen: what a run file freezes is pushed with the rest.
@@ -128,6 +124,7 @@ class TrainingEngine:
         """The model that the policy is compared with; None when the loss reads none."""
         if keeps_reference(self._surrogate, algorithm):
             self.reference = self._engine if self.adapter else self._load_reference(model, temperature, sharding, group)
+        self.sight = Sight(self.policy, self.reference, model, device=self.device, sharded=self.zero_stage == 3)
         self._moving: MovingReference | None = None
         if algorithm.sync_ref_model and self.reference is not None:
             self._moving = MovingReference(self.reference, rank=self.rank, sharded=self.zero_stage == 3)
@@ -138,7 +135,7 @@ class TrainingEngine:
                 zero_stage=self.zero_stage,
                 world_size=self.world_size,
                 dtype=model.dtype,
-                frozen=model.frozen,
+                frozen=model.trained_layout,
                 lora=model.lora,
                 base_digest=base_digest,
                 optimizer=optimizer.layout,
@@ -194,11 +191,6 @@ class TrainingEngine:
             return reference.to(self.device)
         return start_deepspeed(reference, inference_settings(sharding), None)
 
-    def see(self, sequences: Sequence[TrainingSequence]) -> Images | None:
-        """Look at the images of this rank's sequences; None without any, and for a model whose images are not trained
-        on."""
-        return self._tower.see(sequences) if self._tower else None
-
     def logprobs(self, micro_batches: Sequence[MicroBatch], *, reference: bool = False) -> list[torch.Tensor]:
         """Return log π of the completion tokens of each micro-batch [N], under the policy or the reference model."""
         return [logprobs_N for logprobs_N, _ in self._forward(micro_batches, reference=reference)]
@@ -211,10 +203,11 @@ class TrainingEngine:
         model = self.reference if reference else self._engine
         if model is None:
             raise ValueError("there is no reference model: the loss reads none")
+        self.sight.look_again(micro_batches, reference=reference)
         found = []
         with self.adapter.comparing(switched_off=reference) if self.adapter else contextlib.nullcontext():
             for batch in micro_batches:
-                found.append(model(*batch.inputs))
+                found.append(model(*self.sight.inputs(batch, reference=reference)))
                 self.beat()
         return found
 
@@ -247,6 +240,7 @@ class TrainingEngine:
     def survey(self, micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
         """Return the metrics of `policy_loss` over all ranks under the current weights. Nothing is learnt."""
         tally = Tally()
+        self.sight.look_again(micro_batches)
         with self.adapter.comparing(switched_off=False) if self.adapter else contextlib.nullcontext():
             for batch in micro_batches:
                 tally.merge(self._loss(batch)[1])
@@ -269,16 +263,18 @@ class TrainingEngine:
         rate = self._rate_of(self.updates_done)
         set_learning_rate(self._engine.optimizer, rate)
         tally, mu = Tally(), imitation.mu if imitation else 0.0
+        self.sight.look_again(micro_batches)
         with self._reduction():
             for batch in micro_batches:
                 loss, of_batch = self._loss(batch)
-                self._backward((1.0 - mu) * loss)
+                self._backward(self.world_size * ((1.0 - mu) * loss))
                 tally.merge(of_batch)
             if imitation is not None:
                 for batch in imitation.micro_batches:
                     loss, of_batch = imitation.loss(self._engine, batch)
-                    self._backward(mu * loss)
+                    self._backward(self.world_size * (mu * loss))
                     tally.merge(of_batch)
+            self.sight.learn(self._backward)
         self._engine.step()
         self._as_at_the_start_of_the_batch = False
         self.updates_done += 1
@@ -289,7 +285,7 @@ class TrainingEngine:
         return {name: value for name, value in metrics.items() if abs(value) < float("inf")}
 
     def _backward(self, loss: torch.Tensor) -> None:
-        self._engine.backward(loss * self.world_size, scale_wrt_gas=False)
+        self._engine.backward(loss, scale_wrt_gas=False)
         self.beat()
 
     def _loss(self, batch: MicroBatch) -> tuple[torch.Tensor, Tally]:
@@ -303,6 +299,7 @@ class TrainingEngine:
         if self._moving is None:
             raise ValueError("the reference model does not move: algorithm.sync_ref_model is off")
         self._moving.follow(self._engine, alpha=self.algorithm.ref_model_mixup_alpha)
+        self.sight.forget(policy=False)
 
     def save(self, folder: Path, write: Write = torch.save) -> None:
         """Have model, optimizer, update counts and every rank's random state written into `folder`, by `write`.
@@ -318,6 +315,7 @@ class TrainingEngine:
         To the bit on as many ranks, to 1e-6 on another number of ranks. Raises what `SavedState.load` raises.
         """
         saved = self._saved_state.load(folder)
+        self.sight.forget()
         self.updates_done = saved["updates_done"]
         self.skipped.restore(saved["skipped_updates"])
         self._entropy_coefficient.restore(saved)

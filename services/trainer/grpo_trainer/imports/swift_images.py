@@ -2,28 +2,42 @@
 
 from collections.abc import Mapping
 
-from .options import Options
+from .options import Options, given
 from .run_file import RunFile
 
 MAX_PIXELS = "MAX_PIXELS"
-FROZEN = {"freeze_vit": True, "freeze_aligner": True, "freeze_llm": False}
-"""What is frozen there by default, and here always."""
+SETTING = "model.train_vision_tower"
+TOWER, ALIGNER, DECODER = "freeze_vit", "freeze_aligner", "freeze_llm"
+FROZEN = {TOWER: True, ALIGNER: True, DECODER: False}
+"""What is frozen by default, there as here."""
+OTHERWISE = {
+    TOWER: "an adapter is on the decoder alone; the vision tower and what joins both stay as they are",
+    ALIGNER: "what joins tower and decoder stays as it is; to train it, set model.train_vision_tower, and freeze the "
+    "tower in model.freeze_parameters_regex, as 'visual\\.blocks' or 'vision_model'",
+    DECODER: "the decoder is trained; to freeze it, name it in model.freeze_parameters_regex, as 'language_model'",
+}
 
 
 def set_swift_images(options: Options, run: RunFile, variables: Mapping[str, str]) -> None:
-    """Take `--max_pixels` and the variable of that name; report what is frozen otherwise there."""
+    """Take `--max_pixels` and the variable of that name; what is frozen."""
     pixels = options.whole("max_pixels")
     if pixels is not None:
         run.set("data.max_image_pixels", pixels, options.shown("max_pixels"))
     elif variables.get(MAX_PIXELS, "").isdecimal():
         run.set("data.max_image_pixels", int(variables[MAX_PIXELS]), f"{MAX_PIXELS}={variables[MAX_PIXELS]}")
-    for name, frozen in FROZEN.items():
-        said = options.truth(name)
-        if said is None:
-            continue
-        if said is frozen:
+    said = {name: options.truth(name) for name in FROZEN}
+    trained = {name for name, frozen in FROZEN.items() if said[name] is (not frozen)}
+    for name in said.keys() - trained:
+        if said[name] is not None:
             run.not_needed.append(f"{options.shown(name)}: so it is here")
-        else:
+    if TOWER in trained and "model.lora.r" not in run.entries:
+        run.set(SETTING, True, "; ".join(given(options, *(trained & {TOWER, ALIGNER}))))
+        if ALIGNER not in trained:
+            shown = options.shown(ALIGNER) if said[ALIGNER] else "ms-swift's default of freeze_aligner is true"
             run.differs.append(
-                f"{options.shown(name)}: the decoder is trained; the vision tower and what joins both stay as they are"
+                f"{shown}: what joins tower and decoder is trained with the tower; to freeze it, name it in "
+                "model.freeze_parameters_regex, as 'visual\\.merger' or 'connector'"
             )
+        trained -= {TOWER, ALIGNER}
+    for name in sorted(trained):
+        run.differs.append(f"{options.shown(name)}: {OTHERWISE[name]}")

@@ -1,0 +1,66 @@
+"""What policy and reference model see of images: both by one tower, unless it is trained and the reference keeps the
+first."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..algorithm.sequences import MicroBatch, TrainingSequence
+from ..config.model import ModelConfig
+from .images import SeenImages, see
+from .vision_tower import VisionTower
+
+
+class Sight:
+    """The vision towers of a training engine; of a model without one, or whose images are not trained on, none.
+
+    What it does is a collective where a pass through a tower is one, see `vision_tower.py`.
+    """
+
+    def __init__(self, policy: Any, reference: Any | None, config: ModelConfig, *, device: torch.device, sharded: bool):
+        """`policy` and `reference` are of `Policy`, or DeepSpeed's engine around one; the reference of a run with an
+        adapter is its policy."""
+        self._is_trained = config.train_vision_tower
+
+        def tower_of(model: Any, *, is_trained: bool) -> VisionTower | None:
+            inner = getattr(model, "module", model).model
+            return VisionTower.of(inner, config.name_or_path, device=device, sharded=sharded, is_trained=is_trained)
+
+        self.tower = tower_of(policy, is_trained=self._is_trained)
+        self._of_reference: VisionTower | None = None
+        if self._is_trained and reference is not None:
+            self._of_reference = tower_of(reference, is_trained=False)
+
+    def see(self, sequences: Sequence[TrainingSequence]) -> SeenImages | None:
+        """Look at the images of this rank's sequences; None where it has none. Raises what `VisionTower.see` raises."""
+        return see(self.tower, sequences) if self.tower else None
+
+    def look_again(self, micro_batches: Sequence[MicroBatch], *, reference: bool = False) -> None:
+        """Look at what the model's tower has no features of under its weights."""
+        tower = self._own(reference=reference) or self.tower
+        if tower is not None:
+            tower.look_again(batch.images for batch in micro_batches)
+
+    def inputs(self, batch: MicroBatch, *, reference: bool = False) -> tuple[Any, ...]:
+        """What the model's forward pass takes of a micro-batch."""
+        own = self._own(reference=reference)
+        if own is None or batch.images is None:
+            return batch.inputs
+        return replace(batch, images=replace(batch.images, tower=own)).inputs
+
+    def learn(self, backward: Callable[[torch.Tensor], None]) -> None:
+        """Train the tower on the update whose micro-batches have gone backward, see `VisionTower.learn`."""
+        if self.tower is not None and self._is_trained:
+            self.tower.learn(backward)
+
+    def forget(self, *, policy: bool = True) -> None:
+        """Look at everything again with towers that are trained: other weights have been loaded, or those of the
+        reference have moved."""
+        for tower in (self.tower if policy and self._is_trained else None, self._of_reference):
+            if tower is not None:
+                tower.forget()
+
+    def _own(self, *, reference: bool) -> VisionTower | None:
+        return self._of_reference if reference else None
