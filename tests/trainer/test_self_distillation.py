@@ -1,6 +1,7 @@
 """A teacher that reads another prompt, the policy as its own teacher, and the forms in which it enters an advantage."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from tests.tiny_model import make_tokenizer
+from tests.tiny_vision_model import IMAGE, make_vision_tokenizer
 from tests.trainer.made_episodes import VERSION, completion, two_segments
 from tests.trainer.made_run_file import write_run_file
 
@@ -188,6 +190,25 @@ def test_a_row_without_it_is_found_before_the_first_step():
         prompts.make_all([row({"shown": " "}, *TURNS)])
     with pytest.raises(UsageError, match=r"row 1: teacher.prompt_template: {shown} holds messages"):
         prompts_of(prompt_template="{shown}").make_all([row({"shown": [{"role": "user", "content": "4"}]}, *TURNS)])
+
+
+def test_a_teacher_reads_the_images_before_what_it_is_shown():
+    tokenizer = make_vision_tokenizer()
+    config = TeacherConfig(url="http://t:1", prompt_column="shown")
+    image_token_id = tokenizer.convert_tokens_to_ids(IMAGE)
+    prompts = TeacherPrompts(
+        config, Renderer(tokenizer, {}), dataset="math", setting="teacher", image_token_id=image_token_id
+    )
+    asked = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "which?"}]}]
+    seen = PromptRow(0, [1], asked, {"shown": "it is red"}, dataset="math", images=["file:a.png"])
+    [ids] = prompts.token_ids([seen])
+    before, _, behind_image = tokenizer.decode(ids).partition(IMAGE)
+    assert "it is red" in behind_image
+    assert IMAGE not in behind_image
+    assert "which?" not in before + behind_image
+    told = replace(seen, columns={"shown": [{"role": "user", "content": "it is red"}]})
+    with pytest.raises(UsageError, match=r"row 1: teacher.prompt_column has 1 images, and its tokens have 0 times"):
+        prompts.make_all([told])
 
 
 def test_what_the_policy_would_read_beyond_its_context_is_refused():

@@ -12,7 +12,8 @@ from tests.trainer.made_episodes import completion, two_segments
 from grpo_proto import InfrastructureError, RolloutClient, RolloutInfo
 from grpo_proto.fingerprint import tokenizer_fingerprint, vocabulary_fingerprint
 from grpo_proto.messages.logprobs import LogprobsRequest, LogprobsResponse, SequenceLogprobs
-from grpo_trainer.algorithm.sequences import Group
+from grpo_trainer.algorithm.image_tokens import FIRST_NAME
+from grpo_trainer.algorithm.sequences import Group, single_turn
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.config.teacher import TeacherConfig
 from grpo_trainer.data.prompt_row import PromptRow
@@ -22,13 +23,14 @@ from grpo_trainer.sampling.teacher import Policy, TeacherStage
 from grpo_trainer.sampling.teachers import Teachers
 
 CONFIG = TeacherConfig(url="http://127.0.0.1:1", retry_for_s=0.01)
-POLICY = Policy.of(make_tokenizer(), max_tokens=100)
+POLICY = Policy.of(make_tokenizer(), max_tokens=100, max_images=2)
 INFO: RolloutInfo = EXAMPLES["RolloutInfo"].model_copy(  # type: ignore[assignment]
     update={
         "server_id": "teacher",
         "vocabulary_fingerprint": POLICY.vocabulary,
         "tokenizer_fingerprint": POLICY.tokenizer,
         "max_model_len": 101,
+        "max_images": 2,
     }
 )
 RUNS_OWN = INFO.model_copy(update={"server_id": "of-the-run"})
@@ -47,6 +49,7 @@ def stage_with(answer: httpx.MockTransport) -> TeacherStage:
         ({"vocabulary_fingerprint": "0" * 16}, "another vocabulary .0000000000000000.* of the same family"),
         ({"max_model_len": 100}, "context of 100 tokens; prompt and completion need 100, and scoring one more"),
         ({"server_id": "of-the-run"}, "one of the run's rollout servers"),
+        ({"max_images": 1}, "takes 1 images a prompt, and a row has 2"),
     ],
 )
 async def test_a_teacher_that_does_not_fit_is_refused(changes: dict[str, object], named: str | None):
@@ -94,6 +97,41 @@ async def test_each_sampled_token_gets_its_logprob_however_requests_are_cut(
     for episode in episodes:
         assert episode.teacher_logprobs == [-float(token) for token in episode.sampled_token_ids]
     assert group.taught_at_s > 0
+
+
+async def test_images_are_sent_once_a_request_behind_the_prompt_as_the_template_writes_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    asked: list[LogprobsRequest] = []
+
+    def noted(request: httpx.Request) -> httpx.Response:
+        asked.append(LogprobsRequest.model_validate_json(request.content))
+        return answer(request)
+
+    monkeypatch.setattr(teacher, "REQUEST_IMAGE_CHARS", 10)
+    expanded = [5, *(FIRST_NAME + place for place in range(3)), 6]
+    both, one = ("aaaa", "bbbb"), ("cccc",)
+    groups = [
+        Group(number, PromptRow(number, [5, 99, 6], "p", {}), [
+            single_turn(f"{number}-{n}", expanded, [7, 99, 8 + n], versions=[(1, 3)], finish_reason="stop",
+                        images=shown)
+            for n in range(2)
+        ])
+        for number, shown in enumerate((both, one))
+    ]  # fmt: skip
+    await stage_with(httpx.MockTransport(noted)).score(groups)
+    assert [request.images for request in asked] == [["aaaa", "bbbb"], ["cccc"]]
+    assert [[sequence.images for sequence in request.sequences] for request in asked] == [[[0, 1]] * 2, [[0]] * 2]
+    first = asked[0].sequences[0]
+    assert (first.token_ids, first.num_prompt_tokens) == ([5, 99, 6, 7, 99, 8], 3)
+    assert groups[1].episodes[1].teacher_logprobs == [-7.0, -99.0, -9.0]
+
+
+async def test_an_episode_with_images_is_not_scored_without_them():
+    episode = single_turn("0-0", [5, FIRST_NAME], [7], versions=[(1, 1)], finish_reason="stop", images=("aaaa",))
+    episode.transcript = [{"role": "user", "content": "?"}]
+    with pytest.raises(RunError, match="the teacher would score an episode with images, which it does not see"):
+        await stage_with(httpx.MockTransport(answer)).score([Group(0, PromptRow(0, [5], "p", {}), [episode])])
 
 
 async def test_a_teacher_with_prompts_of_its_own_needs_room_for_these():

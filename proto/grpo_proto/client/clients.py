@@ -266,7 +266,7 @@ class RolloutClient(ServiceClient):
     async def logprobs(self, request: LogprobsRequest, *, retry_for_s: float = 0.0) -> LogprobsResponse:
         """Score given tokens. Raises FatalError when the answer does not match the sequences one to one."""
         path, timeout_s = "/v1/logprobs", request.deadline_s + SLACK_S
-        wanted = [len(sequence.token_ids) - sequence.num_prompt_tokens for sequence in request.sequences]
+        wanted = [sequence.num_scored for sequence in request.sequences]
         max_bytes = MAX_ANSWER_BYTES + BYTES_PER_TOKEN * sum(wanted)
         response = await self._retry(retry_for_s, "POST", path, request, LogprobsResponse, timeout_s, max_bytes)
         if [len(sequence.logprobs) for sequence in response.sequences] != wanted:

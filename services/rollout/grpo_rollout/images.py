@@ -17,7 +17,7 @@ from vllm.inputs import MultiModalInput, TokensPrompt
 from vllm.multimodal.cache.base import MultiModalCache
 
 from grpo_proto.images import ImageError, decode_image
-from grpo_proto.messages.rollout import MAX_IMAGES, Prompt
+from grpo_proto.messages.rollout import MAX_IMAGES
 from grpo_proto.server.refusal import Refusal
 
 from .engine import Engine
@@ -49,18 +49,18 @@ class Images:
         self._bytes_in_engine = 0
         self._freed = asyncio.Event()
 
-    def check(self, position: int, prompt: Prompt, token_ids: list[int]) -> None:
+    def check(self, named: str, token_ids: list[int], *, num_images: int) -> None:
         """Raises Refusal (422) for more images than the model takes, and for a placeholder without any image."""
-        if len(prompt.images) > self.max_images:
+        if num_images > self.max_images:
             raise Refusal.invalid(
                 "too_many_images",
-                f"prompt {position} has {len(prompt.images)} images; this server takes {self.max_images} a prompt",
+                f"{named} has {num_images} images; this server takes {self.max_images} a prompt",
                 "send fewer, or start the server with another --limit-mm-per-prompt"
                 if self.max_images
                 else "serve a model with vision, without --language-model-only",
             )
-        if not prompt.images:
-            self.check_text(f"prompt {position}", token_ids)
+        if not num_images:
+            self.check_text(named, token_ids)
 
     def check_text(self, named: str, token_ids: list[int]) -> None:
         """Raises Refusal (422) for image placeholders in a prompt that comes without images.
@@ -71,16 +71,18 @@ class Images:
             raise _unfilled(named, token_ids.count(self.placeholder), 0)
 
     @asynccontextmanager
-    async def prepared(self, position: int, prompt: Prompt, *, num_sequences: int) -> AsyncIterator[MultiModalInput]:
-        """Yield the prompt for `Engine.generate`, with expanded placeholders. Its memory counts until the exit.
+    async def prepared(
+        self, named: str, token_ids: list[int], images: Sequence[str], *, num_sequences: int
+    ) -> AsyncIterator[MultiModalInput]:
+        """Yield a prompt for `Engine.generate`, with expanded placeholders. Its memory counts until the exit.
 
         Raises Refusal (422) for images that cannot be used and for placeholders that differ from them in number.
         """
         async with AsyncExitStack() as held:
             async with self._preparing:
-                pictures = await self._decoded(f"prompt {position}", prompt.images)
+                pictures = await self._decoded(named, images)
                 await self._room()
-                ready = await self._processed(f"prompt {position}", prompt.token_ids or [], pictures)
+                ready = await self._processed(named, token_ids, pictures)
                 held.enter_context(self._counted(num_sequences * size_of(ready)))
             yield ready
 
@@ -177,5 +179,5 @@ def _unfilled(named: str, num_placeholders: int, num_images: int) -> Refusal:
         f"token_ids of {named} hold {num_placeholders} image placeholders and there are {num_images} images",
         "send the placeholder once for each image, as the chat template writes it; the server expands it"
         if num_images
-        else "send images with POST /v1/rollouts, or as parts of a session's messages, and text without placeholders",
+        else "send the images, too, and text without placeholders",
     )

@@ -11,9 +11,11 @@ become stale.
 
 import asyncio
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from vllm.inputs import MultiModalInput
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -77,11 +79,24 @@ class Logprobs:
 
     async def _score_all(self, request: LogprobsRequest) -> bytes:
         session, engine_id = self.pushes.weights.committed_session, uuid.uuid4().hex
-        scored = await asyncio.gather(
-            *(
-                self._score_one(f"logprobs-{engine_id}/{position}", sequence)
-                for position, sequence in enumerate(request.sequences)
-            )
+        scored: list[dict[str, Any]] = [{}] * len(request.sequences)
+
+        async def score(position: int, prompt: list[int] | MultiModalInput) -> None:
+            output = await self.engine.generate(prompt, scoring_params(), f"logprobs-{engine_id}/{position}")
+            scored[position] = sequence_fields(output, request.sequences[position].num_scored)
+
+        async def score_behind_images(positions: list[int]) -> None:
+            first = request.sequences[positions[0]]
+            named, images = f"sequence {positions[0]}", [request.images[number] for number in first.images]
+            prepared = self.images.prepared(named, first.prompt_ids, images, num_sequences=len(positions))
+            async with prepared as ready:
+                whole = [self._behind(ready, position, request.sequences[position]) for position in positions]
+                await asyncio.gather(*map(score, positions, whole))
+
+        texts = [position for position, one in enumerate(request.sequences) if not one.images]
+        await asyncio.gather(
+            *(score(position, request.sequences[position].token_ids) for position in texts),
+            *map(score_behind_images, equal_contexts(request.sequences)),
         )
         weights = self.pushes.weights
         if weights.committed_session != session and (session is None or not weights.are_of(session)):
@@ -93,21 +108,26 @@ class Logprobs:
         metrics.SCORED_TOKENS.inc(sum(len(one["logprobs"]) for one in scored))
         return msgspec.json.encode({"sequences": scored, "session": session, "server_id": self.pushes.server_id})
 
-    async def _score_one(self, engine_id: str, sequence: GivenSequence) -> dict[str, Any]:
-        output = await self.engine.generate(sequence.token_ids, scoring_params(), engine_id)
-        return sequence_fields(output, sequence.num_prompt_tokens)
+    def _behind(self, ready: MultiModalInput, position: int, sequence: GivenSequence) -> MultiModalInput:
+        """Return a context with its images and the tokens to score behind it. Raises Refusal (422) for too many."""
+        token_ids = [*ready["prompt_token_ids"], *sequence.token_ids[sequence.num_prompt_tokens :]]
+        self._check_length(position, len(token_ids))
+        return {**ready, "prompt_token_ids": token_ids}
 
     def _check_sequence(self, position: int, sequence: GivenSequence) -> None:
         """Raises Refusal (422) for a sequence that the model cannot process."""
-        if len(sequence.token_ids) >= self.max_model_len:
+        self._check_length(position, len(sequence.token_ids))
+        check_vocabulary(f"sequence {position}", sequence.token_ids, self.vocab_size)
+        self.images.check(f"sequence {position}", sequence.prompt_ids, num_images=len(sequence.images))
+
+    def _check_length(self, position: int, length: int) -> None:
+        if length >= self.max_model_len:
             raise Refusal.invalid(
                 "sequence_too_long",
-                f"sequence {position} has {len(sequence.token_ids)} tokens; the context holds {self.max_model_len}, "
-                "including one token that the engine samples after it",
+                f"sequence {position} has {length} tokens; the context holds {self.max_model_len}, including one token "
+                "that the engine samples after it",
                 "shorten the sequence or start the server with a larger --max-model-len",
             )
-        check_vocabulary(f"sequence {position}", sequence.token_ids, self.vocab_size)
-        self.images.check_text(f"sequence {position}", sequence.token_ids[: sequence.num_prompt_tokens])
 
     def _check_room(self, num_tokens: int) -> None:
         """Raises Refusal: 422 for a request over the bound of one, 429 while others leave no room for it."""
@@ -127,6 +147,15 @@ class Logprobs:
             )
 
 
+def equal_contexts(sequences: Sequence[GivenSequence]) -> list[list[int]]:
+    """Group the positions of sequences with images by their context: its pictures are processed once."""
+    groups: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+    for position, one in enumerate(sequences):
+        if one.images:
+            groups.setdefault((tuple(one.images), tuple(one.prompt_ids)), []).append(position)
+    return list(groups.values())
+
+
 def scoring_params() -> SamplingParams:
     """Return vLLM's parameters for one sequence. 0 requests the logprob of each prompt token alone."""
     return SamplingParams(
@@ -139,8 +168,9 @@ def scoring_params() -> SamplingParams:
     )
 
 
-def sequence_fields(output: RequestOutput, num_prompt_tokens: int) -> dict[str, Any]:
-    """Return the fields of a wire SequenceLogprobs; the version is that of the token that ended the sequence.
+def sequence_fields(output: RequestOutput, num_scored: int) -> dict[str, Any]:
+    """Return the fields of a wire SequenceLogprobs of the last `num_scored` tokens; the version is that of the token
+    that ended the sequence.
 
     Raises Refusal (503) for a sequence that was aborted.
     """
@@ -152,4 +182,4 @@ def sequence_fields(output: RequestOutput, num_prompt_tokens: int) -> dict[str, 
             503, "aborted", "the sequence was aborted: a push failed, or the server is stopping", RETRY_AFTER_S
         )
     version = int((sampled.weight_versions or [])[-1].version)
-    return {"logprobs": flat.logprobs[num_prompt_tokens - 1 :], "version": version}
+    return {"logprobs": flat.logprobs[-num_scored:], "version": version}

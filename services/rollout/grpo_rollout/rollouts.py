@@ -99,7 +99,7 @@ class Rollouts:
         prompts_token_ids = await self._token_ids(request.prompts)
         for position, (prompt, token_ids) in enumerate(zip(request.prompts, prompts_token_ids, strict=True)):
             self._check_prompt(position, token_ids)
-            self.images.check(position, prompt, token_ids)
+            self.images.check(f"prompt {position}", token_ids, num_images=len(prompt.images))
         await self.check_sampling(request.sampling)
         stops = self.text.stops(request.sampling)
         outputs = await asyncio.gather(
@@ -117,8 +117,8 @@ class Rollouts:
     ) -> RequestOutput:
         if not prompt.images:
             return await self._sample_prompt(position, token_ids, len(token_ids), prompt, request, stops)
-        num_sequences = num_sampled(request)
-        async with self.images.prepared(position, prompt, num_sequences=num_sequences) as ready:
+        named, num_sequences = f"prompt {position}", num_sampled(request)
+        async with self.images.prepared(named, token_ids, prompt.images, num_sequences=num_sequences) as ready:
             num_tokens = len(ready["prompt_token_ids"])
             if num_tokens >= self.max_model_len:
                 raise self._too_long(position, f"{len(token_ids)} tokens, with its images {num_tokens}")

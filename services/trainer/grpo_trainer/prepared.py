@@ -83,7 +83,7 @@ class Prepared:
         context = one_rope_context(family) or getattr(family.get_text_config(), "max_position_embeddings", None)
         check_context(demonstrations, context=context)
         config = with_router_aux_loss_coef(config, router_aux_loss_coef(config.algorithm, family))
-        of_teachers = TeacherPrompts.of_run(config, tokenizer)
+        of_teachers = TeacherPrompts.of_run(config, tokenizer, image_token_id=image)
         for name, prompts in of_teachers.items():
             prompts.make_all(rows.stores[name])
             prompts.check_context(context, max_completion_length=config.rollout.max_completion_length)
@@ -113,6 +113,7 @@ class Prepared:
             self.tokenizer,
             max_tokens=self.rows.longest_prompt + max_completion_length,
             max_completion_length=max_completion_length,
+            max_images=max((self.rows.stores[name].summary.most_images for name in self.config.teachers), default=0),
         )
 
     def doubts(self) -> Iterator[str]:
@@ -195,9 +196,14 @@ def _require(
 
 def check_images(config: RunConfig) -> None:
     """Raises UsageError for what rows with images do not go with, and for a checkpoint that cannot show them."""
-    if config.teachers:
+    if config.teachers and config.episodes is not None:
         raise UsageError(
-            "the rows have images, which do not go with teacher", hint="leave teacher out, or the rows with images"
+            "the rows of these episodes have images, which a teacher does not see there", hint="leave teacher out"
+        )
+    if any(teacher.of_itself for teacher in config.teachers.values()):
+        raise UsageError(
+            "the rows have images, and a policy that is its own teacher reads texts alone",
+            hint="serve the teacher, with the policy's first weights as well (teacher.url)",
         )
     load_image_processor(config.model.name_or_path)
 

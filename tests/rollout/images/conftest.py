@@ -1,7 +1,7 @@
 """A server with a tiny model of vision, and what that model makes of prompts with images."""
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -43,16 +43,24 @@ class VisionServer(Server):
         return model
 
     def logprobs(
-        self, seed: int, prompt: Prompt, group: RolloutGroup, completion: Completion, *, whole: bool = False
+        self,
+        seed: int,
+        prompt: Prompt,
+        group: RolloutGroup,
+        completion: Completion,
+        *,
+        whole: bool = False,
+        bias: Mapping[int, float] = NO_IMAGE,
     ) -> torch.Tensor:
         """What transformers' model computes for the sampled tokens behind the expanded prompt."""
         processor = Idefics3ImageProcessorPil.from_pretrained(self.folder)
-        pictures = processor([[decode_image(image) for image in prompt.images]], return_tensors="pt")
+        shown = [decode_image(image) for image in prompt.images]
+        pictures = processor([shown], return_tensors="pt") if shown else {}
         ids = torch.tensor([group.prompt_token_ids + completion.token_ids])
         with torch.no_grad():
             logits = self.model_of(seed, whole=whole)(input_ids=ids, **pictures).logits[0]
-        for token, bias in NO_IMAGE.items():
-            logits[:, token] += bias
+        for token, added in bias.items():
+            logits[:, token] += added
         sampled = torch.tensor(completion.token_ids)[:, None]
         return logits.log_softmax(-1)[len(group.prompt_token_ids) - 1 : -1].gather(1, sampled)[:, 0]
 

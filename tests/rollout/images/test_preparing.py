@@ -45,7 +45,7 @@ async def test_a_prompt_waits_for_the_end_of_those_that_fill_the_memory(monkeypa
     entered: list[int] = []
 
     async def hold(position: int) -> None:
-        async with prepared.prepared(position, prompt, num_sequences=3):
+        async with prepared.prepared(f"prompt {position}", prompt.token_ids or [], prompt.images, num_sequences=3):
             entered.append(position)
             await ends[position].wait()
 

@@ -3,6 +3,7 @@
 import base64
 
 import pytest
+import torch
 from PIL import Image
 from transformers import AutoProcessor
 
@@ -102,3 +103,44 @@ async def test_an_expanded_prompt_is_not_scored_without_its_images(vision: Visio
     async with vision.client() as client:
         with pytest.raises(DataError, match="sequence 0 hold 20 image placeholders and there are 0 images"):
             await client.logprobs(LogprobsRequest(sequences=[sequence]))
+
+
+async def test_given_tokens_are_scored_behind_their_images(vision: VisionServer):
+    """Of a group, of two images, and of text in one request; a context's pictures are processed once."""
+    images = [PICTURE, encoded(picture(5))]
+    prompts = [prompt_of(PICTURE), prompt_of(images[1], PICTURE), prompt_of()]
+    groups = await vision.groups(prompts, n=3)
+    asked = [(prompt, group, one) for prompt, group in zip(prompts, groups, strict=True) for one in group.completions]
+    given = [
+        behind(prompt, one.token_ids, [images.index(image) for image in prompt.images]) for prompt, _, one in asked
+    ]
+    async with vision.client() as client:
+        answer = await client.logprobs(LogprobsRequest(sequences=given, images=images))
+    for (prompt, group, one), scored in zip(asked, answer.sequences, strict=True):
+        expected = vision.logprobs(0, prompt, group, one, bias={})
+        assert float((torch.tensor(scored.logprobs) - expected).abs().max()) <= BOUND
+
+
+def behind(prompt: Prompt, token_ids: list[int], images: list[int]) -> GivenSequence:
+    ids = prompt.token_ids or []
+    return GivenSequence(token_ids=[*ids, *token_ids], num_prompt_tokens=len(ids), images=images)
+
+
+@pytest.mark.parametrize(
+    ("sequence", "problem"),
+    [
+        (behind(prompt_of(PICTURE, placeholders=2), [40], [0]), "sequence 1 hold 2 image placeholders and there are 1"),
+        (behind(prompt_of(PICTURE), [40], [1]), "image 0 of sequence 1: it is not standard base64"),
+        (behind(prompt_of(PICTURE), [40], [0, 0, 0]), "sequence 1 has 3 images; this server takes 2"),
+        (behind(prompt_of(PICTURE), [40] * 230, [0]), r"sequence 1 has 2\d\d tokens; the context holds 256"),
+    ],
+)
+async def test_what_cannot_be_scored_behind_images_is_named(
+    vision: VisionServer, sequence: GivenSequence, problem: str
+):
+    fine = behind(prompt_of(PICTURE), [40], [0])
+    async with vision.client() as client:
+        with pytest.raises(DataError, match=problem):
+            await client.logprobs(LogprobsRequest(sequences=[fine, sequence], images=[PICTURE, "%%%"]))
+    with pytest.raises(ValueError, match="sequence 0 names image 2, and the request has 1"):
+        LogprobsRequest(sequences=[behind(prompt_of(PICTURE), [40], [2])], images=[PICTURE])

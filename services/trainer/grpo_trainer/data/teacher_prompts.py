@@ -12,7 +12,8 @@ from ..config.run_config import RunConfig
 from ..config.teacher import TeacherConfig, teacher_setting
 from ..errors import UsageError
 from .columns import ColumnCheck
-from .messages import messages_of_text, read_message, read_tools
+from .images import ImageColumn
+from .messages import has_images, messages_of_text, read_message, read_tools
 from .prompt_row import PromptRow
 from .prompts import text_or_file
 from .recipes.template import Template
@@ -27,8 +28,17 @@ ROWS_AT_ONCE = 256
 class TeacherPrompts:
     """Those of one dataset's teacher."""
 
-    def __init__(self, config: TeacherConfig, renderer: Renderer, *, dataset: str, setting: str):
-        """`setting` is the teacher's section in the run file. Raises UsageError for a template that is not there."""
+    def __init__(
+        self,
+        config: TeacherConfig,
+        renderer: Renderer,
+        *,
+        dataset: str,
+        setting: str,
+        image_token_id: int | None = None,
+    ):
+        """`setting` is the teacher's section in the run file; `image_token_id` the model's, None for one that sees no
+        images. Raises UsageError for a template that is not there."""
         self.of_itself = config.of_itself
         self.longest = 0
         """Tokens of the longest, once `make_all` has made them."""
@@ -36,7 +46,7 @@ class TeacherPrompts:
         self._template = None if text is None else Template.of(text)
         self._column, self._renderer = config.prompt_column, renderer
         self._named = f"{setting}.{'prompt_column' if text is None else 'prompt_template'}"
-        self._dataset = dataset or "of the run"
+        self._dataset, self._image_token_id = dataset or "of the run", image_token_id
 
     @property
     def named(self) -> str:
@@ -44,14 +54,17 @@ class TeacherPrompts:
         return self._named
 
     @classmethod
-    def of_run(cls, config: RunConfig, tokenizer: "PreTrainedTokenizerBase") -> "dict[str, TeacherPrompts]":
+    def of_run(
+        cls, config: RunConfig, tokenizer: "PreTrainedTokenizerBase", *, image_token_id: int | None
+    ) -> "dict[str, TeacherPrompts]":
         """Those of each dataset whose teacher does not read the policy's prompts."""
         found = {}
         for dataset, teacher in config.teachers.items():
             if teacher.has_own_prompt:
                 data = config.data.of_dataset(dataset) if dataset else config.data
                 renderer = Renderer(tokenizer, data.chat_template_kwargs)
-                found[dataset] = cls(teacher, renderer, dataset=dataset, setting=teacher_setting(dataset, config))
+                setting = teacher_setting(dataset, config)
+                found[dataset] = cls(teacher, renderer, dataset=dataset, setting=setting, image_token_id=image_token_id)
         return found
 
     def make_all(self, rows: Sequence[PromptRow]) -> None:
@@ -83,7 +96,10 @@ class TeacherPrompts:
         prompts = [self._prompt(row) for row in rows]
         tools = [read_tools(row.columns, self._where(row)) for row in rows]
         shown = f"{self._dataset}, {self._named}"
-        return self._renderer.token_ids(prompts, tools, dataset=shown, first_row=rows[0].index + 1)
+        found = self._renderer.token_ids(prompts, tools, dataset=shown, first_row=rows[0].index + 1)
+        for row, token_ids in zip(rows, found, strict=True):
+            ImageColumn(token_id=self._image_token_id).check_rendered(token_ids, row.images, self._where(row))
+        return found
 
     def _prompt(self, row: PromptRow) -> Prompt:
         if self._template is not None:
@@ -113,9 +129,13 @@ class TeacherPrompts:
 
 
 def _with_last_message(messages: Sequence[dict[str, Any]], content: str) -> list[dict[str, Any]]:
-    """`messages` with `content` as the last message of the user; behind them where there is none."""
+    """`messages` with `content` as the last message of the user, behind its images; behind them where there is none."""
     of_user = [number for number, message in enumerate(messages) if message["role"] == "user"]
     if not of_user:
         return [*messages, {"role": "user", "content": content}]
     last = of_user[-1]
-    return [*messages[:last], messages[last] | {"content": content}, *messages[last + 1 :]]
+    shown: Any = content
+    if has_images(messages[last]):
+        images = [part for part in messages[last]["content"] if part["type"] == "image"]
+        shown = [*images, {"type": "text", "text": content}]
+    return [*messages[:last], messages[last] | {"content": shown}, *messages[last + 1 :]]

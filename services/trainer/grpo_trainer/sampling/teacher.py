@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -25,23 +26,26 @@ MAX_REQUESTS = 16
 REQUEST_TOKENS = 2**16
 """Tokens of a request, unless one sequence has more: a quarter of what a rollout server takes by default."""
 REQUEST_SEQUENCES = 1024
+REQUEST_IMAGE_CHARS = 64 * 2**20
+"""Of the encoded images of a request, unless one sequence has more: a quarter of what a rollout server takes."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What a teacher has to fit: the fingerprints of the policy's tokenizer, and the tokens of the longest sequence and
-    of its completion."""
+    """What a teacher has to fit: the fingerprints of the policy's tokenizer, the tokens of the longest sequence and of
+    its completion, and the images of a prompt that it scores behind."""
 
     vocabulary: str
     tokenizer: str
     max_tokens: int
     max_completion_length: int = 0
+    max_images: int = 0
 
     @classmethod
-    def of(cls, tokenizer: Any, *, max_tokens: int, max_completion_length: int = 0) -> Self:
+    def of(cls, tokenizer: Any, *, max_tokens: int, max_completion_length: int = 0, max_images: int = 0) -> Self:
         vocabulary, end = tokenizer.get_vocab(), tokenizer.eos_token_id
         fingerprints = vocabulary_fingerprint(vocabulary), tokenizer_fingerprint(vocabulary, eos_token_id=end)
-        return cls(*fingerprints, max_tokens, max_completion_length)
+        return cls(*fingerprints, max_tokens, max_completion_length, max_images)
 
 
 class TeacherStage:
@@ -99,6 +103,11 @@ class TeacherStage:
                 "scoring one more",
                 hint=f"raise its --max-model-len, or {shorter}, or lower rollout.max_completion_length",
             )
+        if info.max_images < policy.max_images:
+            raise UnavailableError(
+                f"{where} takes {info.max_images} images a prompt, and a row has {policy.max_images}",
+                hint="let it serve a model with vision, and as many with --limit-mm-per-prompt",
+            )
         if info.tokenizer_fingerprint != policy.tokenizer:
             log.warning(
                 "%s (%s) ends its texts with another token than the policy: it finds the policy's last token unlikely",
@@ -130,20 +139,36 @@ class TeacherStage:
             group.taught_at_s = taught_at_s
 
     def _as_read(self, group: Group) -> list[Segment]:
-        """The segments of a group that have sampled tokens, behind the prompt that the teacher reads."""
+        """The segments of a group that have sampled tokens, behind the prompt that the teacher reads. One with images
+        is as the chat template writes it: the teacher's server expands them."""
         segments = [segment for episode in group.episodes for segment in episode.segments if segment.num_sampled]
         prompts = self._prompts.get(group.row.dataset)
-        if prompts is None or not segments:
+        if not segments:
             return segments
-        [prompt_ids] = prompts.token_ids([group.row])
+        if prompts is not None:
+            [prompt_ids] = prompts.token_ids([group.row])
+        elif any(segment.images for segment in segments):
+            if any(episode.transcript for episode in group.episodes):
+                raise RunError(
+                    f"{self.name} would score an episode with images, which it does not see", hint="leave teacher out"
+                )
+            prompt_ids = group.row.token_ids
+        else:
+            return segments
         return [behind(prompt_ids, segment) for segment in segments]
 
     async def _score(self, segments: Sequence[Segment]) -> list[SequenceLogprobs]:
+        images = {image: number for number, image in enumerate(dict.fromkeys(chain(*(one.images for one in segments))))}
         request = LogprobsRequest(
             sequences=[
-                GivenSequence(token_ids=segment.token_ids, num_prompt_tokens=segment.turns[0].start)
+                GivenSequence(
+                    token_ids=segment.token_ids,
+                    num_prompt_tokens=segment.turns[0].start,
+                    images=[images[image] for image in segment.images],
+                )
                 for segment in segments
             ],
+            images=list(images),
             deadline_s=self.config.timeout_s,
         )
         async with self._room:
@@ -180,13 +205,17 @@ class TeacherStage:
 def parts_of(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
     """Cut `segments` into consecutive parts for a request each."""
     part: list[Segment] = []
-    num_tokens = 0
+    num_tokens, shown, num_chars = 0, set[str](), 0
     for segment in segments:
-        num_tokens += len(segment.token_ids)
-        if part and (num_tokens > REQUEST_TOKENS or len(part) == REQUEST_SEQUENCES):
+        new = set(segment.images) - shown
+        num_tokens, num_chars = num_tokens + len(segment.token_ids), num_chars + sum(map(len, new))
+        is_full = num_tokens > REQUEST_TOKENS or num_chars > REQUEST_IMAGE_CHARS or len(part) == REQUEST_SEQUENCES
+        if part and is_full:
             yield part
-            part, num_tokens = [], len(segment.token_ids)
+            part, num_tokens, shown = [], len(segment.token_ids), set()
+            num_chars = sum(map(len, set(segment.images)))
         part.append(segment)
+        shown.update(segment.images)
     if part:
         yield part
 
