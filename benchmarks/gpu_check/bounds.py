@@ -151,6 +151,8 @@ BOUNDS: dict[str, Mapping[str, Bound]] = {
         "steps": at_least(12),
         "canary, mean difference": at_most(CANARY),
         "accuracy at the end": at_least(0.8),
+        "steps that train the tower": at_least(3),
+        "canary of these": at_most(CANARY),
     },
     "zero3_over_nccl": ON_TWO_GPUS,
     "rows_of_two_gpus": ON_TWO_GPUS,

@@ -76,7 +76,7 @@ def pictures_on_one_gpu(place: Place) -> Figures:
     ):
         wait_until_live(reward)
         wait_until_live(rollout)
-        here = {
+        here: dict[str, Any] = {
             "run_dir": str(place.folder / "run"),
             "max_steps": PICTURE_STEPS,
             "model": {"name_or_path": str(place.folder / "model"), "dtype": "bfloat16"},
@@ -88,11 +88,19 @@ def pictures_on_one_gpu(place: Place) -> Figures:
             "server": {"port": 0},
         }
         _train(place, gpus, COLOURS / "run.yaml", _written(place.folder, here))
-    rows = [json.loads(line) for line in (place.folder / "run/metrics.jsonl").read_text().splitlines()]
+        here |= {"run_dir": str(place.folder / "seeing"), "max_steps": STEPS}
+        here["model"]["train_vision_tower"] = True
+        _train(place, gpus, COLOURS / "run.yaml", _written(place.folder, here))
+    rows, seeing = (
+        [json.loads(line) for line in (place.folder / run / "metrics.jsonl").read_text().splitlines()]
+        for run in ("run", "seeing")
+    )
     return {
         "steps": float(len(rows) - 1),
         "canary, mean difference": max(row.get("canary/logprob_difference_mean", math.nan) for row in rows),
         "accuracy at the end": rows[-1].get("accuracy", math.nan),
+        "steps that train the tower": float(len(seeing) - 1),
+        "canary of these": max(row.get("canary/logprob_difference_mean", math.nan) for row in seeing),
     }
 
 
