@@ -14,8 +14,8 @@ from grpo_trainer.algorithm.agreement import Rule
 from grpo_trainer.algorithm.sequences import MicroBatch, Segment, Turn, untrained_sequence
 from grpo_trainer.config.run_config import RunConfig
 from grpo_trainer.config.weights import CanaryConfig
-from grpo_trainer.data.images import ImagesOfPrompts
 from grpo_trainer.data.prompt_row import PromptRow
+from grpo_trainer.data.sent_images import ImagesOfPrompts
 from grpo_trainer.engine.own_logprobs import own_logprobs
 from grpo_trainer.errors import RunError
 from grpo_trainer.fleet.canary import (

@@ -15,10 +15,10 @@ from tests.trainer.made_vision import picture
 from grpo_proto.images import decode_image
 from grpo_trainer.config.data import DataConfig
 from grpo_trainer.data.episode_rows import RowsOfEpisodes
-from grpo_trainer.data.images import ImagesOfPrompts
 from grpo_trainer.data.repeats import repeats
 from grpo_trainer.data.row_store import RowStore
 from grpo_trainer.data.rows import load_prompt_rows
+from grpo_trainer.data.sent_images import ImagesOfPrompts
 from grpo_trainer.errors import RunError, UsageError
 from grpo_trainer.observe.report_samples import prompt_text
 

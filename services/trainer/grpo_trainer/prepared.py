@@ -16,7 +16,6 @@ from .config.doubts import doubts
 from .config.run_config import RunConfig
 from .data.demonstrations import Example, check_context, load_demonstrations
 from .data.episode_rows import RowsOfEpisodes
-from .data.images import ImagesOfPrompts
 from .data.repeats import repeats
 from .data.run_rows import (
     HeldOutRows,
@@ -27,6 +26,7 @@ from .data.run_rows import (
     load_training_rows,
     longest_context,
 )
+from .data.sent_images import ImagesOfPrompts
 from .data.teacher_prompts import TeacherPrompts
 from .data.tokenizer import chat_template, check_stop_tokens, load_tokenizer
 from .data.turn_end import servers_stop_at

@@ -14,8 +14,8 @@ from grpo_trainer.algorithm.batching import collate
 from grpo_trainer.algorithm.image_tokens import are_places
 from grpo_trainer.algorithm.sequences import untrained_sequence
 from grpo_trainer.config.episodes import EpisodesConfig
-from grpo_trainer.data.images import ImagesOfPrompts
 from grpo_trainer.data.prompt_row import PromptRow
+from grpo_trainer.data.sent_images import ImagesOfPrompts
 from grpo_trainer.engine.images import see
 from grpo_trainer.engine.policy import Policy
 from grpo_trainer.engine.vision_tower import VisionTower

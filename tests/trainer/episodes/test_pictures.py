@@ -16,8 +16,8 @@ from tests.trainer.made_vision import picture
 from grpo_proto.images import decode_image
 from grpo_proto.messages.sessions import GeneratedTurn, GenerateTurn
 from grpo_trainer.config.episodes import EpisodesConfig
-from grpo_trainer.data.images import SEES_NONE, ImagesOfPrompts
 from grpo_trainer.data.prompt_row import PromptRow
+from grpo_trainer.data.sent_images import SEES_NONE, ImagesOfPrompts
 from grpo_trainer.episodes import pictures, plays
 from grpo_trainer.episodes.environments import EnvironmentPlayer
 from grpo_trainer.episodes.identity import EpisodeAsked

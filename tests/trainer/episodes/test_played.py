@@ -8,8 +8,8 @@ from grpo_proto import Sampling
 from grpo_proto.messages.sessions import CloseSession, Trajectory
 from grpo_trainer.algorithm.image_tokens import FIRST_NAME, key_of
 from grpo_trainer.config.episodes import EpisodesConfig
-from grpo_trainer.data.images import ImagesOfPrompts
 from grpo_trainer.data.prompt_row import PromptRow
+from grpo_trainer.data.sent_images import ImagesOfPrompts
 from grpo_trainer.episodes.identity import EpisodeAsked
 from grpo_trainer.episodes.played import Ending, RecordError, played, score_of
 from grpo_trainer.episodes.recording import Place, Recording

@@ -6,7 +6,8 @@ recipes/        what a row asks, one file a dataset
 prompts.py      a row → its prompt, as text and as tokens; tokenizer.py
 messages.py     … of which messages are read here; rendering.py: prompts → token ids by the chat template
 first_row.py    what is odd about the tokens of the first prompt; turn_end.py: do servers stop where an answer ends
-images.py       the images of a row, and their places in its messages; image_files.py: files of images, and base64
+images.py       the images of a row, and their places in its messages; sent_images.py: how they are sent;
+                image_files.py: files of images, and base64
 columns.py      which columns there must be; same_prompt.py: no template makes one prompt of all rows
 teacher_prompts.py
                 what a teacher reads in place of a row's prompt

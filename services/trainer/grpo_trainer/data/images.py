@@ -9,20 +9,17 @@ row that writes none gets its images before the text of its first user message, 
 row has images has them there.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from grpo_proto.images import ImageError, decode_image, pixels_of, pixels_of_file
+from grpo_proto.images import ImageError, pixels_of, pixels_of_file
 from grpo_proto.messages.rollout import MAX_IMAGES
 
-from ..errors import RunError, UsageError
-from .image_files import base64_of, file_of, may_be_base64, png_of
+from ..errors import UsageError
+from .image_files import file_of, may_be_base64
 from .messages import has_images
-from .prompt_row import PromptRow
 from .recipes import Message
 from .rendering import Prompt
 from .values import Row
@@ -30,7 +27,8 @@ from .values import Row
 USUAL_COLUMNS = ("images", "image")
 TAG = "<image>"
 IMAGE_PART = {"type": "image"}
-_FILE = "file:"
+FILE = "file:"
+"""Before the path of an image that is a file, where a row says where it is."""
 _HINT = 'an image is a path, base64, or {"bytes": …, "path": …}; name another column in data.image_column'
 
 
@@ -139,7 +137,7 @@ class ImageColumn:
         if path is not None:
             with _named(f"{where} has the image {value[:200]}"):
                 pixels_of_file(path)
-            return f"{_FILE}{path}"
+            return f"{FILE}{path}"
         if may_be_base64(value):
             return self._encoded(value, where)
         raise UsageError(
@@ -155,60 +153,7 @@ class ImageColumn:
 
 def all_files(sources: Sequence[str]) -> bool:
     """Whether all images are files, and there is one."""
-    return bool(sources) and all(source.startswith(_FILE) for source in sources)
-
-
-@dataclass(frozen=True)
-class ImagesOfPrompts:
-    """How the images of a prompt are sent to a policy whose token for each place of an image is `token_id`, None for
-    one that sees none. `max_pixels`: of an image; a larger one is made smaller, one pixel wide at least; None for
-    any."""
-
-    token_id: int | None = None
-    max_pixels: int | None = None
-
-    def encoded(self, row: PromptRow) -> list[str]:
-        """The base64 of each image's file. Raises RunError for one that cannot be read any more."""
-        found = []
-        for number, source in enumerate(row.images, start=1):
-            try:
-                found.append(self.fitted(_read(source)))
-            except ImageError as error:
-                named = source.removeprefix(_FILE) if source.startswith(_FILE) else "in base64"
-                raise RunError(
-                    f"image {number} of row {row.index + 1} ({named}) cannot be used: {error}",
-                    hint="mend it, or leave the row out of the dataset",
-                ) from error
-        return found
-
-    def fitted(self, encoded: str) -> str:
-        """The image with at most `max_pixels`, in lossless form, so that server and trainer still see the same. Raises
-        ImageError."""
-        from PIL import Image
-
-        if self.max_pixels is None or pixels_of(encoded) <= self.max_pixels:
-            return encoded
-        image = decode_image(encoded)
-        scale = math.sqrt(self.max_pixels / (image.width * image.height))
-        size = max(int(image.width * scale), 1), max(int(image.height * scale), 1)
-        return png_of(image.resize(size, Image.Resampling.BICUBIC))
-
-
-SEES_NONE = ImagesOfPrompts()
-
-
-def _read(source: str) -> str:
-    """The base64 of an image's file."""
-    if not source.startswith(_FILE):
-        return source
-    path = Path(source.removeprefix(_FILE))
-    try:
-        return base64_of(path)
-    except OSError as error:
-        raise RunError(
-            f"the image {path} of a row cannot be read any more: {error.strerror or error}",
-            hint="put it back, then go on with --resume",
-        ) from error
+    return bool(sources) and all(source.startswith(FILE) for source in sources)
 
 
 @contextmanager

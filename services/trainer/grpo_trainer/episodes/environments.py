@@ -18,7 +18,7 @@ from grpo_proto.messages.errors import DataError
 from grpo_proto.messages.sessions import GeneratedTurn, GenerateTurn
 
 from ..config.episodes import ENVIRONMENT_COLUMN, ENVIRONMENT_REWARD, EpisodesConfig
-from ..data.images import ImagesOfPrompts
+from ..data.sent_images import ImagesOfPrompts
 from ..errors import RunError
 from .identity import EpisodeAsked
 from .pictures import MAX_PICTURE_MIB, fitted, has_pictures, without_pictures

@@ -21,7 +21,7 @@ from grpo_proto.messages.errors import DataError
 from grpo_proto.messages.sessions import Status
 
 from ..config.episodes import EpisodesConfig
-from ..data.images import ImagesOfPrompts
+from ..data.sent_images import ImagesOfPrompts
 from .identity import EpisodeAsked
 from .pictures import row_with_images
 from .played import Ending, Played, score_of

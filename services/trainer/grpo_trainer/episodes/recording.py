@@ -14,7 +14,7 @@ from grpo_proto.messages.sessions import CloseSession, OpenSession, SessionLimit
 
 from ..algorithm.sequences import was_broken
 from ..config.episodes import EpisodesConfig
-from ..data.images import SEES_NONE, ImagesOfPrompts
+from ..data.sent_images import SEES_NONE, ImagesOfPrompts
 from .identity import EpisodeAsked
 from .played import Ending, Played, RecordError, played
 

@@ -13,7 +13,7 @@ import logging
 from pathlib import Path
 
 from ..config.episodes import EpisodesConfig
-from ..data.images import SEES_NONE, ImagesOfPrompts
+from ..data.sent_images import SEES_NONE, ImagesOfPrompts
 from .environments import EnvironmentPlayer
 from .identity import EpisodeAsked
 from .kept_logs import KeptLogs

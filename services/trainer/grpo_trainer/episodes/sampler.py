@@ -24,7 +24,7 @@ from grpo_proto.client.sessions import SessionsClient
 from ..algorithm.sequences import Episode, Group, was_broken
 from ..config.episodes import EpisodesConfig
 from ..config.run_config import RunConfig
-from ..data.images import ImagesOfPrompts
+from ..data.sent_images import ImagesOfPrompts
 from ..errors import RunError
 from ..fleet.fleet import Fleet, Replica
 from ..sampling.sampler import Asked, Sampler

@@ -21,8 +21,8 @@ from ..algorithm.image_tokens import prompt_tokens
 from ..algorithm.sequences import Segment, Turn
 from ..config.run_config import RunConfig
 from ..config.weights import CanaryConfig
-from ..data.images import SEES_NONE, ImagesOfPrompts
 from ..data.prompt_row import PromptRow
+from ..data.sent_images import SEES_NONE, ImagesOfPrompts
 from ..errors import RunError
 from .fleet import Fleet
 

@@ -22,7 +22,7 @@ from grpo_proto import (
 
 from ..algorithm.image_tokens import prompt_tokens
 from ..algorithm.sequences import Episode, Group, single_turn
-from ..data.images import SEES_NONE, ImagesOfPrompts
+from ..data.sent_images import SEES_NONE, ImagesOfPrompts
 from ..errors import RunError
 from ..fleet.fleet import Fleet, Replica
 from ..fleet.places import place
