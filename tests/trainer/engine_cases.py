@@ -19,3 +19,5 @@ SEEN = [(0, "mixed"), (2, "mixed"), (3, "mixed"), (3, "one rank sees"), (3, "tog
 """ZeRO stage, and which ranks have images; `together`: two ranks compute each row."""
 LEARNT = [(0, "mixed"), (1, "one rank sees"), (2, "mixed"), (3, "one rank sees"), (3, "together"), (3, "text")]
 """The same of updates that train the vision tower, too."""
+IN_A_ROW = [(0, ""), (1, ""), (2, ""), (2, "offload"), (3, ""), (3, "offload"), (3, "coalesce")]
+"""ZeRO stage and setting of several such updates, one after the other."""

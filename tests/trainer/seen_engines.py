@@ -82,6 +82,60 @@ def seen(folder: Path, stage: int, kind: str = "mixed", *, learns: bool = False)
     return result
 
 
+ROW = [("mixed", 80), ("mixed", 10_000), ("one rank sees", 80), ("text", 80), ("mixed", 80)]
+"""Updates that follow each other: what they show, and the budget of a micro-batch, which is one or several."""
+RATE = 0.3
+BY_TOKEN = AlgorithmConfig(loss_type="grpo")
+
+
+def learnt_in_a_row(folder: Path, stage: int, setting: str) -> None:
+    """Writes how far each update has moved the weights."""
+    engine = new_engine(
+        folder,
+        stage=stage,
+        model="vision",
+        optimizer=OptimizerConfig(name="sgd", learning_rate=RATE, max_grad_norm=1e9, lr_scheduler_type="constant"),
+        algorithm=BY_TOKEN,
+        train_vision_tower=True,
+        offload_optimizer=setting == "offload",
+        coalesce_grad_reduction=setting == "coalesce",
+    )
+    moves = []
+    for kind, budget in ROW:
+        (update,) = build_updates(
+            vision_sequences(kind), tokens_per_micro_batch=budget, rank=engine.rank, world_size=engine.world_size,
+            prefixes=engine.prefixes, see=engine.sight.see,
+        )  # fmt: skip
+        before = weights(engine)
+        engine.prepare([update])
+        engine.update(update)
+        moves.append({name: tensor.double() - before[name].double() for name, tensor in weights(engine).items()})
+    if engine.rank == 0:
+        torch.save(moves, folder / f"row-{stage}-{setting}.pt")
+
+
+def plain_moves(folder: Path) -> list[dict[str, torch.Tensor]]:
+    """The same by one model without DeepSpeed, each update in one graph."""
+    config = ModelConfig(name_or_path=str(folder / "vision"), dtype="float32", train_vision_tower=True)
+    policy = load_policy(config, temperature=0.9, zero3=None)
+    moves = []
+    for kind, _ in ROW:
+        tower = OpenTower.of(policy.model, config.name_or_path, device=torch.device("cpu"), sharded=False)
+        assert tower is not None
+        ((batch,),) = build_updates(vision_sequences(kind), tokens_per_micro_batch=10_000, see=partial(see, tower))
+        logprobs_N, entropy_N = policy(*batch.inputs)
+        batch.old_logprobs_N = old_logprobs(batch, logprobs_N)
+        loss, _ = policy_loss(logprobs_N, entropy_N, batch, BY_TOKEN, clipped)
+        loss.backward()
+        move = {}
+        for name, parameter in policy.model.named_parameters():
+            move[name] = torch.zeros_like(parameter) if parameter.grad is None else -RATE * parameter.grad
+            parameter.data += move[name]
+            parameter.grad = None
+        moves.append(move)
+    return moves
+
+
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def distance(
     engine: TrainingEngine, batches: list[MicroBatch], state: dict[str, torch.Tensor], *, reference: bool = False

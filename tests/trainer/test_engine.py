@@ -10,9 +10,10 @@ import pytest
 import torch
 from tests.tiny_model import make_model, make_tokenizer
 from tests.tiny_vision_model import save_tiny_vision_model
-from tests.trainer.engine_cases import BALANCED, EXPORTED, LEARNT, SEEN, SHARED, TOGETHER
+from tests.trainer.engine_cases import BALANCED, EXPORTED, IN_A_ROW, LEARNT, SEEN, SHARED, TOGETHER
 from tests.trainer.made_episodes import VERSION, build_updates, decided, made_imitation, make_taken
 from tests.trainer.seen_engines import plain_gradient as plain_seen_gradient
+from tests.trainer.seen_engines import plain_moves
 from tests.trainer.spawned_ranks import MARKS, run_ranks
 from torch import nn
 from transformers import (
@@ -192,6 +193,28 @@ def test_a_tower_that_is_trained_has_the_gradient_of_one_graph(
     for of_rank in (result[f"learnt {stage} {kind}"] for result in two_ranks):
         assert of_rank["reference"] < 1e-5
         assert of_rank["after"] < 1e-5
+
+
+@pytest.fixture(scope="module")
+def moves_of_one_graph(folder: Path) -> list[dict[str, torch.Tensor]]:
+    return plain_moves(folder)
+
+
+@pytest.mark.parametrize(("stage", "setting"), IN_A_ROW)
+def test_updates_in_a_row_move_the_tower_as_one_graph_does(
+    folder: Path,
+    two_ranks: list[dict[str, Any]],
+    moves_of_one_graph: list[dict[str, torch.Tensor]],
+    stage: int,
+    setting: str,
+):
+    """In one micro-batch and in several, with images and without: nothing of an update before is left in a sum."""
+    assert all(f"in a row {stage} {setting}" in of_rank for of_rank in two_ranks)
+    for found, expected in zip(torch.load(folder / f"row-{stage}-{setting}.pt"), moves_of_one_graph, strict=True):
+        for is_of_tower in (True, False):
+            names = [name for name in sorted(expected) if ("text_model" not in name) is is_of_tower]
+            own, theirs = (torch.cat([moves[name].flatten().double() for name in names]) for moves in (found, expected))
+            assert (own - theirs).norm() < 1e-4 * theirs.norm() + 1e-6
 
 
 def test_layers_that_do_not_read_the_shared_prefixes_are_an_error_on_every_rank(two_ranks: list[dict[str, Any]]):

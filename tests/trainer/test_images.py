@@ -155,6 +155,26 @@ def test_episodes_that_begin_with_one_image_share_it_and_the_tower_looks_once(na
     assert (same - gradient).norm() < 2e-6 * gradient.norm()
 
 
+def test_what_is_seen_between_a_batch_and_its_update_drops_nothing_of_it(tmp_path: Path):
+    """The canary's prompts, and demonstrations, which have no images."""
+    model = save_family("idefics3", tmp_path)
+    tower = VisionTower.of(model, str(tmp_path), device=CPU, sharded=False)
+    assert tower is not None
+    batch, canary = (
+        decided([(episode(tower, number, [10, 11]), 1.0) for number in numbers]) for numbers in ((0, 1), (2,))
+    )
+    shown = see(tower, batch)
+    own = dict(tower._features.items())
+    assert see(tower, canary) is not None
+    assert see(tower, [one for one in seen_sequences(lambda _: 1) if not one.images]) is None
+    assert shown is not None
+    assert all(tower._features[key] is own[key] for key in shown.prompts)
+    see(tower, decided([(episode(tower, 1, [12]), 1.0)]))
+    kept = {key for key in own if key in tower._features}
+    assert len(kept) == 2, "of the batch before the images that are shown again"
+    assert all(tower._features[key] is own[key] for key in kept)
+
+
 @pytest.mark.parametrize("name", ["idefics3", "qwen2_vl"])
 def test_an_image_behind_the_last_trained_turn_is_left_out_of_shared_rows(name: str, tmp_path: Path):
     """Of two episodes, which see other images, one has its last turn masked."""

@@ -215,6 +215,9 @@ def test_a_tower_is_trained_where_there_is_one_and_something_of_it_is_left():
     frozen = config.model_copy(update={"freeze_parameters_regex": ["vision_model", "connector"]})
     with pytest.raises(UsageError, match="freezes all of the tower"):
         freeze_parameters(make_vision_model(), frozen)
+    frozen = config.model_copy(update={"freeze_parameters_regex": ["text_model", "lm_head"]})
+    with pytest.raises(UsageError, match="freezes all of the decoder, through which the tower would learn"):
+        freeze_parameters(make_vision_model(), frozen)
     with pytest.raises(UsageError, match="of the family qwen2, sees no images here"):
         freeze_tower(make_model(tied=True), config)
     with pytest.raises(ValidationError, match=r"model\.lora trains one on the decoder alone"):

@@ -32,5 +32,18 @@ async def until_cut_off(
         work.cancel()
 
 
+async def together(*work: Coroutine[Any, Any, ResultT]) -> list[ResultT]:
+    """Await all of `work`. When one raises, cancel the others and await their end, so that nothing of the request goes
+    on behind its answer."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        raise
+
+
 def client_gone() -> Refusal:
     return Refusal(CLIENT_GONE, "client_gone", "the client disconnected")

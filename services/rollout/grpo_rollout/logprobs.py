@@ -12,6 +12,7 @@ become stale.
 import asyncio
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -23,13 +24,17 @@ from grpo_proto.messages.logprobs import GivenSequence, LogprobsRequest
 from grpo_proto.server.refusal import Refusal
 
 from . import metrics, weight_state
-from .cut_off import client_gone, until_cut_off
+from .cut_off import client_gone, together, until_cut_off
 from .engine import Engine
 from .images import Images
 from .pushes import Pushes
 from .rollouts import check_finite, check_vocabulary
 
 RETRY_AFTER_S = 1.0
+SEQUENCES_OF_A_CONTEXT = 256
+"""That the engine has at once behind the same images: their memory is counted when the first of them begin."""
+MAX_PICTURES = 4096
+"""Of the different contexts of one request: an image may be in many of them, and is processed for each."""
 
 
 class Logprobs:
@@ -68,16 +73,25 @@ class Logprobs:
         weight_state.check_request(self.pushes.weights, session=None, min_version=None)
         for position, sequence in enumerate(request.sequences):
             self._check_sequence(position, sequence)
-        num_tokens = sum(len(sequence.token_ids) for sequence in request.sequences)
-        self._check_room(num_tokens)
-        self._tokens_in_flight += num_tokens
+        contexts = equal_contexts(request.sequences)
+        num_pictures = sum(len(request.sequences[positions[0]].images) for positions in contexts)
+        if num_pictures > MAX_PICTURES:
+            raise Refusal.invalid(
+                "too_many_images",
+                f"the contexts show {num_pictures} pictures in all; a request may have {MAX_PICTURES}",
+                "send fewer sequences in a request",
+            )
+        tokens = _Tokens(sum(len(sequence.token_ids) for sequence in request.sequences))
+        self._check_room(tokens.count)
+        self._tokens_in_flight += tokens.count
         try:
             ends = {disconnected: client_gone()}
-            return await until_cut_off(self._score_all(request), deadline_s=request.deadline_s, ends=ends)
+            answer = self._score_all(request, contexts, tokens)
+            return await until_cut_off(answer, deadline_s=request.deadline_s, ends=ends)
         finally:
-            self._tokens_in_flight -= num_tokens
+            self._tokens_in_flight -= tokens.count
 
-    async def _score_all(self, request: LogprobsRequest) -> bytes:
+    async def _score_all(self, request: LogprobsRequest, contexts: list[list[int]], tokens: "_Tokens") -> bytes:
         session, engine_id = self.pushes.weights.committed_session, uuid.uuid4().hex
         scored: list[dict[str, Any]] = [{}] * len(request.sequences)
 
@@ -90,13 +104,14 @@ class Logprobs:
             named, images = f"sequence {positions[0]}", [request.images[number] for number in first.images]
             prepared = self.images.prepared(named, first.prompt_ids, images, num_sequences=len(positions))
             async with prepared as ready:
+                self._count_images(tokens, len(positions) * (len(ready["prompt_token_ids"]) - first.num_prompt_tokens))
                 whole = [self._behind(ready, position, request.sequences[position]) for position in positions]
-                await asyncio.gather(*map(score, positions, whole))
+                await together(*map(score, positions, whole))
 
         texts = [position for position, one in enumerate(request.sequences) if not one.images]
-        await asyncio.gather(
+        await together(
             *(score(position, request.sequences[position].token_ids) for position in texts),
-            *map(score_behind_images, equal_contexts(request.sequences)),
+            *map(score_behind_images, contexts),
         )
         weights = self.pushes.weights
         if weights.committed_session != session and (session is None or not weights.are_of(session)):
@@ -107,6 +122,14 @@ class Logprobs:
             check_finite(f"sequence {position}", one["logprobs"])
         metrics.SCORED_TOKENS.inc(sum(len(one["logprobs"]) for one in scored))
         return msgspec.json.encode({"sequences": scored, "session": session, "server_id": self.pushes.server_id})
+
+    def _count_images(self, tokens: "_Tokens", more: int) -> None:
+        """Count what the images of a request take, once it is known. Raises Refusal (422) for too much in one request;
+        what others leave room for was asked before."""
+        if tokens.count + more > self.max_tokens:
+            raise self._too_many_tokens(f"{tokens.count + more} tokens or more, with those of their images")
+        tokens.count += more
+        self._tokens_in_flight += more
 
     def _behind(self, ready: MultiModalInput, position: int, sequence: GivenSequence) -> MultiModalInput:
         """Return a context with its images and the tokens to score behind it. Raises Refusal (422) for too many."""
@@ -132,11 +155,7 @@ class Logprobs:
     def _check_room(self, num_tokens: int) -> None:
         """Raises Refusal: 422 for a request over the bound of one, 429 while others leave no room for it."""
         if num_tokens > self.max_tokens:
-            raise Refusal.invalid(
-                "too_many_tokens",
-                f"the sequences have {num_tokens} tokens in all; --max-scored-tokens is {self.max_tokens}",
-                "send fewer sequences in a request, or start the server with a greater --max-scored-tokens",
-            )
+            raise self._too_many_tokens(f"{num_tokens} tokens in all")
         if self._tokens_in_flight + num_tokens > self.max_tokens_in_flight:
             raise Refusal.busy(
                 429,
@@ -146,14 +165,30 @@ class Logprobs:
                 RETRY_AFTER_S,
             )
 
+    def _too_many_tokens(self, number: str) -> Refusal:
+        return Refusal.invalid(
+            "too_many_tokens",
+            f"the sequences have {number}; --max-scored-tokens is {self.max_tokens}",
+            "send fewer sequences in a request, or start the server with a greater --max-scored-tokens",
+        )
+
+
+@dataclass
+class _Tokens:
+    """Of one request; those of images are added as they become known."""
+
+    count: int
+
 
 def equal_contexts(sequences: Sequence[GivenSequence]) -> list[list[int]]:
-    """Group the positions of sequences with images by their context: its pictures are processed once."""
+    """Group the positions of sequences with images by their context, some hundred at most: its pictures are processed
+    once for them."""
     groups: dict[tuple[tuple[int, ...], ...], list[int]] = {}
     for position, one in enumerate(sequences):
         if one.images:
             groups.setdefault((tuple(one.images), tuple(one.prompt_ids)), []).append(position)
-    return list(groups.values())
+    step = SEQUENCES_OF_A_CONTEXT
+    return [part[first : first + step] for part in groups.values() for first in range(0, len(part), step)]
 
 
 def scoring_params() -> SamplingParams:

@@ -162,8 +162,6 @@ class Pushes:
             kind=request.kind,
         )
         self._set(loading)
-        if push.kind == "full":
-            self._overwritten.update(spec.name for spec in request.manifest.tensors)
         self._receiving = None
         # Bound the push: a trainer that disappears before its commit must not leave the server waiting.
         reason = f"the push of version {push.version} did not commit within {request.deadline_s:g} s"
@@ -177,6 +175,8 @@ class Pushes:
         self._require_session(request.session)
         if self.weights.push is not push:
             raise weight_state.not_begun(self.weights)
+        if push.kind == "full":
+            self._overwritten.update(spec.name for spec in request.manifest.tensors)
         self._receiving = asyncio.create_task(self._receive(push, request.manifest))
         return self.message()
 

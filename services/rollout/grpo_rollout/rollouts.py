@@ -26,7 +26,7 @@ from grpo_proto.server.refusal import Refusal
 from . import metrics, weight_state
 from .chat_messages import template_messages
 from .completion_text import CompletionText
-from .cut_off import client_gone, until_cut_off
+from .cut_off import client_gone, together, until_cut_off
 from .engine import Engine
 from .images import Images
 from .pushes import Pushes
@@ -102,7 +102,7 @@ class Rollouts:
             self.images.check(f"prompt {position}", token_ids, num_images=len(prompt.images))
         await self.check_sampling(request.sampling)
         stops = self.text.stops(request.sampling)
-        outputs = await asyncio.gather(
+        outputs = await together(
             *(
                 self._sample_group(position, token_ids, prompt, request, stops)
                 for position, (prompt, token_ids) in enumerate(zip(request.prompts, prompts_token_ids, strict=True))

@@ -73,7 +73,7 @@ class Prepared:
         eval_rows = load_eval_sets(config.data, tokenizer, folder=folder, of_episodes=of_episodes, image_token_id=image)
         if max(rows.most_images, eval_rows.most_images):
             check_images(config)
-        elif config.model.train_vision_tower and config.episodes is None:
+        if config.model.train_vision_tower and not rows.most_images and config.episodes is None:
             raise UsageError(
                 "model.train_vision_tower is true, and no row has an image: the tower would learn nothing",
                 hint="leave it out, or name the column of the images in data.image_column",

@@ -50,10 +50,26 @@ class Sight:
             return batch.inputs
         return replace(batch, images=replace(batch.images, tower=own)).inputs
 
-    def learn(self, backward: Callable[[torch.Tensor], None]) -> None:
+    def begin(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the loss of an update's first micro-batch, with a gradient of 0 for a tower that is trained.
+
+        ZeRO begins the sums of an update with what its first pass reduces. Of a parameter that comes later, or not at
+        all, it would go on with the sum of an earlier update.
+        """
+        return loss + self.tower.nothing() if self.tower is not None and self._is_trained else loss
+
+    def learn(self, backward: Callable[[torch.Tensor], None], optimizer: Any) -> None:
         """Train the tower on the update whose micro-batches have gone backward, see `VisionTower.learn`."""
-        if self.tower is not None and self._is_trained:
-            self.tower.learn(backward)
+        if self.tower is None or not self._is_trained:
+            return
+        # Tell ZeRO of each pass, as the engine's forward does: else its gradients take the place of those before.
+        new_pass = getattr(optimizer, "clear_backward_seen_flag", lambda: None)
+
+        def one_more(product: torch.Tensor) -> None:
+            new_pass()
+            backward(product)
+
+        self.tower.learn(one_more)
 
     def forget(self, *, policy: bool = True) -> None:
         """Look at everything again with towers that are trained: other weights have been loaded, or those of the

@@ -34,10 +34,12 @@ def trained_parameters(model: nn.Module, config: ModelConfig) -> list[nn.Paramet
             "model.freeze_parameters_regex freezes every parameter: nothing is left to train",
             hint="name those to train in model.trainable_parameters_regex",
         )
-    if config.train_vision_tower and text_parameters(model).issuperset(map(id, trained)):
+    of_text = text_parameters(model).intersection(map(id, trained)) if config.train_vision_tower else set()
+    if config.train_vision_tower and len(of_text) in (0, len(trained)):
         raise UsageError(
-            "model.train_vision_tower is true, and model.freeze_parameters_regex freezes all of the tower",
-            hint="leave one of them out",
+            "model.train_vision_tower is true, and model.freeze_parameters_regex freezes all of "
+            + ("the tower" if of_text else "the decoder, through which the tower would learn"),
+            hint="freeze less of it, or leave train_vision_tower out",
         )
     return trained
 

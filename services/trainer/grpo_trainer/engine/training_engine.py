@@ -265,8 +265,9 @@ class TrainingEngine:
         tally, mu = Tally(), imitation.mu if imitation else 0.0
         self.sight.look_again(micro_batches)
         with self._reduction():
-            for batch in micro_batches:
+            for number, batch in enumerate(micro_batches):
                 loss, of_batch = self._loss(batch)
+                loss = loss if number else self.sight.begin(loss)
                 self._backward(self.world_size * ((1.0 - mu) * loss))
                 tally.merge(of_batch)
             if imitation is not None:
@@ -274,7 +275,7 @@ class TrainingEngine:
                     loss, of_batch = imitation.loss(self._engine, batch)
                     self._backward(self.world_size * (mu * loss))
                     tally.merge(of_batch)
-            self.sight.learn(self._backward)
+            self.sight.learn(self._backward, self._engine.optimizer)
         self._engine.step()
         self._as_at_the_start_of_the_batch = False
         self.updates_done += 1

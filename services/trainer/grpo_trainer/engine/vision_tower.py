@@ -12,7 +12,7 @@ sides then compute the same is what the canary finds out.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -97,6 +97,8 @@ class VisionTower:
         self.image_token_id, self.device, self.is_trained = image_token_id, device, is_trained
         self._model, self._name_or_path, self._sharded = model, name_or_path, sharded
         self._features: dict[int, Features] = {}
+        self._shown: Set[int] = frozenset()
+        """Of the last call of `see` that had images."""
         self.reads = set(inspect.signature(model.get_image_features).parameters)
         self._rope_index: Any = getattr(getattr(model, model.base_model_prefix, None), "get_rope_index", None)
 
@@ -117,11 +119,13 @@ class VisionTower:
     def see(self, sequences: Sequence[TrainingSequence]) -> Mapping[int, tuple[str, ...]]:
         """Look at the images of all sequences of this rank, and return them by their key.
 
-        Images of the batch before are not looked at again. A collective when the model is sharded. Raises RunError for
-        a sequence with other places than the tower has features of its images.
+        Images of the call before are not looked at again, whose sequences may still be trained on: the canary's come
+        between. A collective when the model is sharded. Raises RunError for a sequence with other places than the tower
+        has features of its images.
         """
         prompts = images_by_key([one.token_ids_L for one in sequences], [one.images for one in sequences])
-        self._look_at(prompts, keep=prompts)
+        self._look_at(prompts, keep=prompts.keys() | self._shown if prompts else set(self._features))
+        self._shown = prompts.keys() or self._shown
         for one in sequences:
             self._check_places(one)
         return prompts
@@ -131,7 +135,7 @@ class VisionTower:
         A collective when the model is sharded."""
         shown = [one for one in images if one is not None]
         needed = {key: one.prompts[key] for one in shown for key in one.keys}
-        self._look_at(needed, keep={key for one in shown for key in one.prompts})
+        self._look_at(needed, keep=set(self._shown).union(*(one.prompts for one in shown)))
 
     def features_at(self, names_M: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What stands at places with these names [M, H], and behind the first D layers [D, M, H] or None."""
@@ -164,8 +168,12 @@ class VisionTower:
             products = [tensor.float() * gradient for tensor, gradient in zip(made, gradients, strict=True)]
             backward(torch.stack([product.sum() for product in products]).sum())
         for _ in range(passes - len(learnt)):
-            backward(torch.stack([0.0 * tensor.float().sum() for tensor in self._look(_blank()).tensors]).sum())
+            backward(self.nothing())
         self.forget()
+
+    def nothing(self) -> torch.Tensor:
+        """Return 0 with a graph that gives every parameter of the tower a gradient of 0."""
+        return torch.stack([0.0 * tensor.float().sum() for tensor in self._look(_blank()).tensors]).sum()
 
     def forget(self) -> None:
         """Look at everything again: the weights have changed."""

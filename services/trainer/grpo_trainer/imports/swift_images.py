@@ -14,7 +14,7 @@ OTHERWISE = {
     TOWER: "an adapter is on the decoder alone; the vision tower and what joins both stay as they are",
     ALIGNER: "what joins tower and decoder stays as it is; to train it, set model.train_vision_tower, and freeze the "
     "tower in model.freeze_parameters_regex, as 'visual\\.blocks' or 'vision_model'",
-    DECODER: "the decoder is trained; to freeze it, name it in model.freeze_parameters_regex, as 'language_model'",
+    DECODER: "the decoder is trained; parts of it can be frozen in model.freeze_parameters_regex",
 }
 
 
