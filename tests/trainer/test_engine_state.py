@@ -57,7 +57,7 @@ def test_the_same_layout_goes_on(run_file: Path):
         (["--model.dtype", "bfloat16"], "dtype float32, and this run has bfloat16"),
         (
             ["--model.freeze_parameters_regex", "norm"],
-            r"model\.freeze_parameters_regex and model\.trainable_parameters_regex None",
+            r"model\.train_vision_tower, model\.freeze_parameters_regex and model\.trainable_parameters_regex None",
         ),
         (["--model.lora.r", "8"], "lora None, and this run has {'r': 8"),
     ],
