@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from deepspeed.runtime.zero import stage3
-from tests.trainer.engine_cases import BALANCED, EXPORTED, IN_A_ROW, LEARNT, SEEN, SHARED, TOGETHER
+from tests.trainer.engine_cases import BALANCED, EXPORTED, SHARED, TOGETHER
 from tests.trainer.made_engines import (
     LayerPasses,
     balanced,
@@ -25,7 +25,7 @@ from tests.trainer.made_engines import (
     weights,
 )
 from tests.trainer.made_episodes import build_updates, decided, make_taken
-from tests.trainer.seen_engines import learnt_in_a_row, seen
+from tests.trainer.seen_engines import scenarios_with_images
 from tests.trainer.tested_rank import Scenario, run_scenarios
 
 from grpo_trainer.algorithm.skipping import sequences_to_compute
@@ -381,12 +381,7 @@ def scenarios(folder: Path, world_size: int) -> dict[str, Scenario]:
             read = {"top_quantile": top_quantile, "entropy_coef": entropy_coef}
             of_two = partial(gradient, folder, stage, 80, True, 20, share="auto", imitates=True, together=2, **read)
             found[f"gradient {stage} 80 True 20 together"] = of_two
-        found |= {f"seen {stage} {kind}": partial(seen, folder, stage, kind) for stage, kind in SEEN}
-        found |= {f"learnt {stage} {kind}": partial(seen, folder, stage, kind, learns=True) for stage, kind in LEARNT}
-        found |= {
-            f"in a row {stage} {setting}": partial(learnt_in_a_row, folder, stage, setting)
-            for stage, setting in IN_A_ROW
-        }
+        found |= scenarios_with_images(folder)
         found["unread"] = partial(unread, folder)
         for name, model in EXPORTED.items():
             stage, dtype, *_ = name.split()

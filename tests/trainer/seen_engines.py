@@ -1,12 +1,13 @@
 """The gradient of an update with images, on the ranks of an engine and by one model alone."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from tests.trainer.engine_cases import IN_A_ROW, LEARNT, SEEN
 from tests.trainer.made_engines import new_engine, weights
 from tests.trainer.made_episodes import build_updates
 from tests.trainer.made_vision import seen_sequences
@@ -27,6 +28,13 @@ SCALE = 1000.0
 ALGORITHM = AlgorithmConfig(loss_type="grpo", beta=0.1)
 PLACES = 20
 """Of a picture under the processor of `tiny_vision_model.py`: five tiles."""
+
+
+def scenarios_with_images(folder: Path) -> dict[str, Callable[[], Any]]:
+    found: dict[str, Callable[[], Any]] = {}
+    found |= {f"seen {stage} {kind}": partial(seen, folder, stage, kind) for stage, kind in SEEN}
+    found |= {f"learnt {stage} {kind}": partial(seen, folder, stage, kind, learns=True) for stage, kind in LEARNT}
+    return found | {f"in a row {stage} {one}": partial(learnt_in_a_row, folder, stage, one) for stage, one in IN_A_ROW}
 
 
 def vision_sequences(kind: str = "mixed") -> list[TrainingSequence]:

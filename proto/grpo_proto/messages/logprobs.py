@@ -16,7 +16,6 @@ class GivenSequence(Request):
 
     token_ids: Annotated[list[TokenId], StopAtFirstFault()] = Field(min_length=2)
     num_prompt_tokens: int = Field(ge=1, description="At least 1: the first token of a sequence has no logprob.")
-
     images: list[Annotated[int, Field(ge=0)]] = Field(
         default_factory=list,
         max_length=MAX_IMAGES,

@@ -32,9 +32,9 @@ from .rollouts import check_finite, check_vocabulary
 
 RETRY_AFTER_S = 1.0
 SEQUENCES_OF_A_CONTEXT = 256
-"""That the engine has at once behind the same images: their memory is counted when the first of them begin."""
+"""How many sequences the engine has at once behind one processing of their images, which counts the memory of all."""
 MAX_PICTURES = 4096
-"""Of the different contexts of one request: an image may be in many of them, and is processed for each."""
+"""How many pictures the different contexts of a request show: an image may be in many, and is processed for each."""
 
 
 class Logprobs:
@@ -175,7 +175,7 @@ class Logprobs:
 
 @dataclass
 class _Tokens:
-    """Of one request; those of images are added as they become known."""
+    """Counts those of one request; what its images take is added as it becomes known."""
 
     count: int
 

@@ -134,8 +134,8 @@ class Tower(Protocol):
     """What a model sees with: `engine/vision_tower.py`."""
 
     def features_at(self, names_M: NDArray[np.int64]) -> tuple[Any, Any]:
-        """What stands at places with these names [M, H]; and what is added to the hidden states there behind each of
-        the first D layers [D, M, H], None for families that do not so (DeepStack)."""
+        """Return what stands at places with these names [M, H], and what is added to the hidden states there behind
+        each of the first D layers [D, M, H]; None for families that add nothing (DeepStack does)."""
         ...
 
 
@@ -165,7 +165,7 @@ class Images(Protocol):
     def image_token_id(self) -> int: ...
 
     def inputs(self, names_M: NDArray[np.int64], place_M: NDArray[np.int64]) -> ImageInputs:
-        """What a forward pass needs for these places of the rows."""
+        """Return what a forward pass needs for these places of the rows."""
         ...
 
     def positions(self, token_ids_L: NDArray[np.int64]) -> NDArray[np.int64] | None:

@@ -1,5 +1,4 @@
-"""How the images of prompts are sent: read from where their rows say that they are, and made smaller where they are too
-large."""
+"""Reads the images of prompts from where their rows say that they are, and makes those smaller that are too large."""
 
 import math
 from dataclasses import dataclass

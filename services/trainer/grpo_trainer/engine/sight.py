@@ -22,15 +22,15 @@ class Sight:
     def __init__(self, policy: Any, reference: Any | None, config: ModelConfig, *, device: torch.device, sharded: bool):
         """`policy` and `reference` are of `Policy`, or DeepSpeed's engine around one; the reference of a run with an
         adapter is its policy."""
-        self._is_trained = config.train_vision_tower
 
         def tower_of(model: Any, *, is_trained: bool) -> VisionTower | None:
             inner = getattr(model, "module", model).model
             return VisionTower.of(inner, config.name_or_path, device=device, sharded=sharded, is_trained=is_trained)
 
-        self.tower = tower_of(policy, is_trained=self._is_trained)
+        self.tower = tower_of(policy, is_trained=config.train_vision_tower)
+        self._trained = self.tower if config.train_vision_tower else None
         self._of_reference: VisionTower | None = None
-        if self._is_trained and reference is not None:
+        if self._trained is not None and reference is not None:
             self._of_reference = tower_of(reference, is_trained=False)
 
     def see(self, sequences: Sequence[TrainingSequence]) -> SeenImages | None:
@@ -44,7 +44,7 @@ class Sight:
             tower.look_again(batch.images for batch in micro_batches)
 
     def inputs(self, batch: MicroBatch, *, reference: bool = False) -> tuple[Any, ...]:
-        """What the model's forward pass takes of a micro-batch."""
+        """Return what the model's forward pass takes of a micro-batch."""
         own = self._own(reference=reference)
         if own is None or batch.images is None:
             return batch.inputs
@@ -56,11 +56,11 @@ class Sight:
         ZeRO begins the sums of an update with what its first pass reduces. Of a parameter that comes later, or not at
         all, it would go on with the sum of an earlier update.
         """
-        return loss + self.tower.nothing() if self.tower is not None and self._is_trained else loss
+        return loss if self._trained is None else loss + self._trained.nothing()
 
     def learn(self, backward: Callable[[torch.Tensor], None], optimizer: Any) -> None:
         """Train the tower on the update whose micro-batches have gone backward, see `VisionTower.learn`."""
-        if self.tower is None or not self._is_trained:
+        if self._trained is None:
             return
         # Tell ZeRO of each pass, as the engine's forward does: else its gradients take the place of those before.
         new_pass = getattr(optimizer, "clear_backward_seen_flag", lambda: None)
@@ -69,12 +69,12 @@ class Sight:
             new_pass()
             backward(product)
 
-        self.tower.learn(one_more)
+        self._trained.learn(one_more)
 
-    def forget(self, *, policy: bool = True) -> None:
-        """Look at everything again with towers that are trained: other weights have been loaded, or those of the
-        reference have moved."""
-        for tower in (self.tower if policy and self._is_trained else None, self._of_reference):
+    def forget(self) -> None:
+        """Look at everything again where towers are trained: other weights have been loaded, or the reference has
+        moved."""
+        for tower in (self._trained, self._of_reference):
             if tower is not None:
                 tower.forget()
 

@@ -300,7 +300,7 @@ class TrainingEngine:
         if self._moving is None:
             raise ValueError("the reference model does not move: algorithm.sync_ref_model is off")
         self._moving.follow(self._engine, alpha=self.algorithm.ref_model_mixup_alpha)
-        self.sight.forget(policy=False)
+        self.sight.forget()
 
     def save(self, folder: Path, write: Write = torch.save) -> None:
         """Have model, optimizer, update counts and every rank's random state written into `folder`, by `write`.

@@ -12,7 +12,7 @@ sides then compute the same is what the canary finds out.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -97,7 +97,7 @@ class VisionTower:
         self.image_token_id, self.device, self.is_trained = image_token_id, device, is_trained
         self._model, self._name_or_path, self._sharded = model, name_or_path, sharded
         self._features: dict[int, Features] = {}
-        self._shown: Set[int] = frozenset()
+        self._shown: frozenset[int] = frozenset()
         """Of the last call of `see` that had images."""
         self.reads = set(inspect.signature(model.get_image_features).parameters)
         self._rope_index: Any = getattr(getattr(model, model.base_model_prefix, None), "get_rope_index", None)
@@ -124,8 +124,8 @@ class VisionTower:
         has features of its images.
         """
         prompts = images_by_key([one.token_ids_L for one in sequences], [one.images for one in sequences])
-        self._look_at(prompts, keep=prompts.keys() | self._shown if prompts else set(self._features))
-        self._shown = prompts.keys() or self._shown
+        self._look_at(prompts, keep=self._shown.union(prompts) if prompts else set(self._features))
+        self._shown = frozenset(prompts) or self._shown
         for one in sequences:
             self._check_places(one)
         return prompts
@@ -135,10 +135,10 @@ class VisionTower:
         A collective when the model is sharded."""
         shown = [one for one in images if one is not None]
         needed = {key: one.prompts[key] for one in shown for key in one.keys}
-        self._look_at(needed, keep=set(self._shown).union(*(one.prompts for one in shown)))
+        self._look_at(needed, keep=self._shown.union(*(one.prompts for one in shown)))
 
     def features_at(self, names_M: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What stands at places with these names [M, H], and behind the first D layers [D, M, H] or None."""
+        """Return what stands at places with these names [M, H], and behind the first D layers [D, M, H] or None."""
         keys_M, number_M = keys_and_places(names_M)
         ends = [0, *(np.flatnonzero(np.diff(keys_M)) + 1), len(keys_M)]
         found = [
